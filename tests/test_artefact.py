@@ -1,0 +1,169 @@
+"""Folders on disk: whole or not there, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maskgr import artefact
+from maskgr.artefact import is_artefact, read_manifest, write_file, write_folder
+from maskgr.errors import ArtefactError
+
+
+def save(path: Path, text: str, kind: str = "dataset") -> None:
+    with write_folder(path, kind, 1, {"about": text}) as folder:
+        (folder / "a.txt").write_text(text)
+
+
+def content(path: Path) -> str:
+    assert read_manifest(path, "dataset", 1).config == {"about": (path / "a.txt").read_text()}
+    return (path / "a.txt").read_text()
+
+
+def test_written_replaced_and_nothing_left_beside(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "thing"
+    save(target, "one")
+    assert content(target) == "one"
+    save(target, "two")
+    assert content(target) == "two"
+    assert [p.name for p in target.parent.iterdir()] == ["thing"]
+    assert sorted(p.name for p in target.iterdir()) == ["a.txt", "maskgr.json"]
+
+
+def test_an_interruption_leaves_the_old(tmp_path: Path) -> None:
+    save(tmp_path / "thing", "old")
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        write_folder(tmp_path / "thing", "dataset", 1, {}) as folder,
+    ):
+        (folder / "a.txt").write_text("half")
+        raise KeyboardInterrupt
+    assert content(tmp_path / "thing") == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["thing"]
+
+
+def full_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "thing", "old")
+    (tmp_path / "file").write_text("old")
+    monkeypatch.setattr(artefact, "sync", full_disk)
+    expected = "cannot write .*thing: No space left on device; what was there before is unchanged"
+    with pytest.raises(ArtefactError, match=expected):
+        save(tmp_path / "thing", "new")
+    with (
+        pytest.raises(ArtefactError, match=r"cannot write .*file: No space left"),
+        write_file(tmp_path / "file") as draft,
+    ):
+        draft.write_text("new")
+    assert content(tmp_path / "thing") == "old"
+    assert (tmp_path / "file").read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "thing"]
+
+
+def test_a_really_full_disk(tmp_path: Path) -> None:
+    """A file-size limit makes the kernel refuse the write, as a full disk would."""
+    save(tmp_path / "thing", "old")
+    program = f"""
+import resource, signal
+from pathlib import Path
+from maskgr.artefact import write_folder
+from maskgr.errors import ArtefactError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    with write_folder({str(tmp_path / "thing")!r}, "dataset", 1, {{}}) as folder:
+        (folder / "a.txt").write_bytes(b"x" * 5000)
+except ArtefactError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "cannot write" in done.stdout, done.stderr
+    assert content(tmp_path / "thing") == "old"
+
+
+def test_killed_at_any_moment_it_loads(tmp_path: Path) -> None:
+    """A process replaces the folder again and again and is killed; the folder must be whole."""
+    save(tmp_path / "thing", "0")
+    program = f"""
+import itertools
+from maskgr.artefact import write_folder
+for n in itertools.count():
+    with write_folder({str(tmp_path / "thing")!r}, "dataset", 1, {{"about": str(n)}}) as folder:
+        (folder / "a.txt").write_text(str(n))
+    print(n, flush=True)
+"""
+    for round_ in range(6):
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()  # it is under way
+        time.sleep(0.003 * round_)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        assert content(tmp_path / "thing").isdigit()
+    save(tmp_path / "thing", "after")
+    assert content(tmp_path / "thing") == "after"
+
+
+def test_killed_between_the_two_renames_it_recovers(tmp_path: Path) -> None:
+    save(tmp_path / "thing", "old")
+    (tmp_path / "thing").rename(tmp_path / ".thing.previous")
+    assert is_artefact(tmp_path / "thing")
+    assert content(tmp_path / "thing") == "old"
+
+
+def test_what_was_not_made_here_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_text("meow")
+    with pytest.raises(ArtefactError, match="was not made by maskgr, so it is left alone"):
+        save(tmp_path / "photos", "x")
+    save(tmp_path / "run", "x", kind="run")
+    with pytest.raises(ArtefactError, match="holds a run and will not be replaced by a dataset"):
+        save(tmp_path / "run", "x")
+    assert (tmp_path / "photos" / "cat.jpg").read_text() == "meow"
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "empty", "fine")
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    thing = tmp_path / "thing"
+    save(thing, "hello")
+    (thing / "a.txt").write_text("hullo")
+    with pytest.raises(ArtefactError, match=r"a\.txt has changed since it was written"):
+        content(thing)
+    (thing / "a.txt").write_text("hell")
+    with pytest.raises(ArtefactError, match=r"a\.txt has 4 bytes where 5 were written"):
+        content(thing)
+    (thing / "a.txt").unlink()
+    with pytest.raises(ArtefactError, match=r"a\.txt is missing; make the folder again"):
+        content(thing)
+    (thing / "maskgr.json").write_text('{"kind": "data')
+    with pytest.raises(ArtefactError, match=r"maskgr\.json is damaged"):
+        content(thing)
+    save(thing, "mended")  # a damaged artefact can be made again
+    assert content(thing) == "mended"
+
+
+def test_the_wrong_thing_is_named(tmp_path: Path) -> None:
+    save(tmp_path / "thing", "x")
+    with pytest.raises(ArtefactError, match="holds a dataset, not a run"):
+        read_manifest(tmp_path / "thing", "run", 1)
+    with pytest.raises(ArtefactError, match="layout version 1 and this maskgr reads version 2"):
+        read_manifest(tmp_path / "thing", "dataset", 2)
+    with pytest.raises(ArtefactError, match="there is no folder"):
+        read_manifest(tmp_path / "nothing", "dataset", 1)
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(ArtefactError, match=r"has no maskgr\.json"):
+        read_manifest(tmp_path / "plain", "dataset", 1)
