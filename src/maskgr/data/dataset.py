@@ -1,0 +1,117 @@
+"""Dataset: who took what, in which order, and what the items are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from maskgr.artefact import is_artefact, read_manifest, write_folder
+from maskgr.config import DataConfig
+from maskgr.data.ingest import Ingested, ingest
+from maskgr.data.problems import Problem, Problems
+from maskgr.data.sequences import Sequences
+from maskgr.data.tables import Tables, read_folder
+
+KIND, SCHEMA = "dataset", 1
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Users and items are numbered from 0; `users` and `items` translate to IDs as written."""
+
+    users: pl.Series
+    items: pl.DataFrame  # item_id first, then text columns; the row is the item's number
+    histories: Sequences  # one a user, oldest first
+    timestamps: npt.NDArray[np.datetime64] | None = None  # (interactions,) beside histories.values
+    embeddings: npt.NDArray[np.floating[Any]] | None = None  # (items, dimensions)
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # how it was made
+    notes: tuple[Problem, ...] = ()  # what was noticed while reading; nothing that prevents use
+
+    @classmethod
+    def from_frames(
+        cls,
+        interactions: Any,
+        items: Any = None,
+        *,
+        embeddings: npt.NDArray[Any] | None = None,
+        config: DataConfig | None = None,
+    ) -> Dataset:
+        """From polars or pandas frames; `embeddings` has one row for each row of `items`."""
+        tables = Tables.of(interactions, items, embeddings, "the given")
+        return cls.from_tables(tables, config or DataConfig(), Problems(), {"source": "frames"})
+
+    @classmethod
+    def load(cls, path: Path | str, *, config: DataConfig | None = None) -> Dataset:
+        """From a folder: one that `save` wrote, or a user's own files (see docs/data.md)."""
+        path, config = Path(path), config or DataConfig()
+        provenance: Mapping[str, Any] = {"source": str(path)}
+        if is_artefact(path):
+            provenance = read_manifest(path, KIND, SCHEMA).config
+        return cls.from_tables(read_folder(path), config, Problems(), provenance)
+
+    @classmethod
+    def from_tables(
+        cls,
+        tables: Tables,
+        config: DataConfig,
+        problems: Problems,
+        provenance: Mapping[str, Any],
+    ) -> Dataset:
+        made = ingest(tables, config, problems)
+        steps = [*provenance.get("steps", ()), asdict(config)]
+        return cls._of(made, {**provenance, "steps": steps}, tuple(problems.found))
+
+    @classmethod
+    def _of(
+        cls, made: Ingested, provenance: Mapping[str, Any], notes: tuple[Problem, ...]
+    ) -> Dataset:
+        return cls(
+            users=made.users,
+            items=made.items,
+            histories=made.events.histories(len(made.users)),
+            timestamps=made.events.time,
+            embeddings=made.embeddings,
+            provenance=provenance,
+            notes=notes,
+        )
+
+    @property
+    def item_ids(self) -> pl.Series:
+        return self.items["item_id"]
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same IDs in the same histories, however they were stored."""
+        digest = hashlib.sha256()
+        for ids in (self.users, self.item_ids):
+            digest.update(f"{ids.dtype}\0".encode())
+            digest.update("\0".join(ids.cast(pl.String).to_list()).encode())
+        digest.update(self.histories.values.tobytes())
+        digest.update(self.histories.offsets.tobytes())
+        return digest.hexdigest()
+
+    def interactions(self) -> pl.DataFrame:
+        """The log as a table: user_id, item_id, timestamp where known, position."""
+        columns = [
+            self.users.gather(self.histories.owners),
+            self.item_ids.gather(self.histories.values),
+        ]
+        if self.timestamps is not None:
+            columns.append(pl.Series("timestamp", self.timestamps))
+        position = pl.Series("position", self.histories.places, dtype=pl.Int32)
+        return pl.DataFrame([*columns, position])
+
+    def save(self, path: Path | str) -> None:
+        """As Parquet (and .npy), in the same layout that `load` takes from anyone."""
+        with write_folder(path, KIND, SCHEMA, self.provenance) as folder:
+            self.interactions().write_parquet(folder / "interactions.parquet")
+            self.items.write_parquet(folder / "items.parquet")
+            if self.embeddings is not None:
+                np.save(folder / "embeddings.npy", self.embeddings)

@@ -1,0 +1,325 @@
+"""Tables -> coded, ordered, filtered events. The one path of reading: `Problems` decides whether
+a fault stops it (loading) or is noted while its rows are left out (inspecting)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from maskgr.config import DataConfig
+from maskgr.data.embeddings import align_embeddings
+from maskgr.data.problems import Problems, count
+from maskgr.data.sequences import Sequences
+from maskgr.data.tables import Table, Tables
+from maskgr.data.timestamps import read_order, read_time
+from maskgr.errors import DataError
+
+SHORTEST = 3  # one item each to train, validate and test on
+
+
+@dataclass(frozen=True)
+class Events:
+    """The log in codes: a row an event, sorted by user and then by time."""
+
+    user: npt.NDArray[np.int32]  # (events,)
+    item: npt.NDArray[np.int32]  # (events,)
+    time: npt.NDArray[np.datetime64] | None  # (events,) milliseconds, NaT where unknown
+
+    def keep(self, mask: npt.NDArray[np.bool_]) -> Events:
+        time = None if self.time is None else self.time[mask]
+        return Events(self.user[mask], self.item[mask], time)
+
+    def histories(self, users: int) -> Sequences:
+        return Sequences.from_lengths(self.item, np.bincount(self.user, minlength=users))
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What a Dataset is made of."""
+
+    users: pl.Series
+    items: pl.DataFrame
+    events: Events
+    embeddings: npt.NDArray[np.floating] | None
+
+
+def ingest(tables: Tables, config: DataConfig, problems: Problems) -> Ingested:
+    log = _usable_log(tables.interactions, problems)
+    catalogue = _usable_catalogue(tables.items, log, problems)
+    log = _same_id_type(log, catalogue, tables, problems)
+    catalogue = _add_unknown(log, catalogue, config, tables, problems)
+
+    users = log["user_id"].unique(maintain_order=True)
+    events = _coded(log, users, catalogue["item_id"])
+    del log
+    events = _drop_unknown(events)
+    if config.repeats == "drop":
+        events = events.keep(~events.histories(len(users)).repeats())
+    events = k_core(events, config.k_core)
+    if not len(events.item):
+        raise DataError(_nothing_left(tables.interactions.name, config.k_core))
+
+    embeddings = None
+    if tables.embeddings is not None:
+        embeddings = align_embeddings(tables.embeddings, catalogue["item_id"], problems)
+    used = np.bincount(events.item, minlength=len(catalogue)) > 0
+    kept = _kept_items(used, catalogue, config, tables, problems)
+    result = _compact(users, catalogue, events, embeddings, kept)
+    _note_short_users(result, tables.interactions.name, problems)
+    return result
+
+
+def k_core(events: Events, k: int) -> Events:
+    """Drops users and items with fewer than `k` events until every one left has `k`."""
+    while k > 1 and len(events.item):
+        keep = (np.bincount(events.user) >= k)[events.user]
+        keep &= (np.bincount(events.item) >= k)[events.item]
+        if keep.all():
+            break
+        events = events.keep(keep)
+    return events
+
+
+def _usable_log(table: Table, problems: Problems) -> pl.DataFrame:
+    """user_id, item_id, order and perhaps time, in the file's order."""
+    frame = table.frame
+    _require_columns(table, ("user_id", "item_id"))
+    if frame.is_empty():
+        raise DataError(f"{table.name} has no rows; give at least one event")
+    _require_scalar_ids(table, ("user_id", "item_id"))
+    columns = [c for c in ("position", "timestamp") if c in frame.columns]
+    if not columns:
+        raise DataError(
+            f"{table.name} has neither a position nor a timestamp column, so events have no order; "
+            "add one of them"
+        )
+    # Position wins; a time that is only told, not sorted by, may be missing.
+    log = frame.select("user_id", "item_id")
+    log = log.with_columns(read_order(frame[columns[0]], table.name, problems))
+    if "timestamp" in columns:
+        log = log.with_columns(read_time(frame["timestamp"]))
+        missing = log["time"].null_count()
+        if missing and columns[0] == "position":
+            problems.warn(
+                f"{table.name} has {count(missing, 'row')} without a readable timestamp",
+                "they are ordered by position all the same",
+            )
+    good = log["order"].is_not_null()
+    for column in ("user_id", "item_id"):
+        good &= _present(log[column], table.name, column, problems)
+    return log if good.all() else log.filter(good)
+
+
+def _usable_catalogue(table: Table | None, log: pl.DataFrame, problems: Problems) -> pl.DataFrame:
+    """item_id first, every ID once; without a catalogue, the items of the log."""
+    if table is None:
+        problems.warn(
+            "there is no items file, so items have no text",
+            "add items.parquet, .csv or .jsonl with item_id and text columns to use their text",
+        )
+        return pl.DataFrame({"item_id": log["item_id"].unique(maintain_order=True)})
+    _require_columns(table, ("item_id",))
+    _require_scalar_ids(table, ("item_id",))
+    frame = table.frame.select("item_id", pl.exclude("item_id"))
+    frame = frame.filter(_present(frame["item_id"], table.name, "item_id", problems))
+    if frame.is_empty():
+        raise DataError(f"{table.name} has no rows; give at least one item, or remove the file")
+    first = frame["item_id"].is_first_distinct()
+    if not first.all():
+        row = int((~first).arg_max() or 0)
+        problems.error(
+            f"{table.name} lists {count(int((~first).sum()), 'item')} more than once "
+            f"(first: {frame['item_id'][row]!r}, row {row + 1})",
+            "keep one row an item",
+        )
+        frame = frame.filter(first)
+    return frame
+
+
+def _require_columns(table: Table, columns: tuple[str, ...]) -> None:
+    missing = [c for c in columns if c not in table.frame.columns]
+    if missing:
+        raise DataError(
+            f"{table.name} has no column {' or '.join(missing)} (it has: "
+            f"{', '.join(table.frame.columns)}); rename or add it"
+        )
+
+
+def _require_scalar_ids(table: Table, columns: tuple[str, ...]) -> None:
+    for column in columns:
+        dtype = table.frame.schema[column]
+        if dtype.is_nested() or dtype == pl.Object:
+            raise DataError(
+                f"{table.name}: {column} holds {dtype}, and an ID is one text, number or date; "
+                "write one scalar a row"
+            )
+
+
+def _present(ids: pl.Series, name: str, column: str, problems: Problems) -> pl.Series:
+    """(rows,) whether the ID is there: null, NaN and empty text are no IDs."""
+    if ids.dtype == pl.String:
+        present = ids.is_not_null() & (ids != "").fill_null(False)
+    elif ids.dtype.is_float():
+        present = ids.is_not_null() & ids.is_not_nan().fill_null(False)
+    else:
+        present = ids.is_not_null()
+    if not present.all():
+        row = int((~present).arg_max() or 0) + 1
+        problems.error(
+            f"{name} has {count(int((~present).sum()), 'row')} without {column} (first: row {row})",
+            "fill it in or remove the rows",
+        )
+    return present
+
+
+def _same_id_type(
+    log: pl.DataFrame, catalogue: pl.DataFrame, tables: Tables, problems: Problems
+) -> pl.DataFrame:
+    """The log's item_id in the catalogue's type, where no ID changes by it."""
+    ours, theirs = log.schema["item_id"], catalogue.schema["item_id"]
+    if ours == theirs:
+        return log
+    cast = log["item_id"].cast(theirs, strict=False)
+    # Text in a CSV may mean the numbers of a Parquet file, but 007 is not 7.
+    if (cast.cast(ours, strict=False) == log["item_id"]).fill_null(False).all():
+        return log.with_columns(cast)
+    name = tables.items.name if tables.items else "the items"
+    raise DataError(
+        f"item_id is {ours} in {tables.interactions.name} and {theirs} in {name}, and they "
+        "cannot be matched; write them the same way"
+    )
+
+
+def _add_unknown(
+    log: pl.DataFrame,
+    catalogue: pl.DataFrame,
+    config: DataConfig,
+    tables: Tables,
+    problems: Problems,
+) -> pl.DataFrame:
+    """The catalogue, with the log's unknown items at its end where they are to be kept."""
+    seen = log["item_id"].unique(maintain_order=True)
+    unknown = seen.filter(~seen.is_in(catalogue["item_id"].implode()))
+    if unknown.is_empty() or tables.items is None:
+        return catalogue
+    found = (
+        f"{count(len(unknown), 'item')} of {tables.interactions.name} "
+        f"{'is' if len(unknown) == 1 else 'are'} not in {tables.items.name} "
+        f"(first: {unknown[0]!r})"
+    )
+    if config.unknown_items == "error":
+        problems.error(
+            found, "add them, or choose --unknown-items drop, or keep (recommended without text)"
+        )
+        return catalogue
+    problems.warn(
+        found,
+        "their events are dropped, as asked"
+        if config.unknown_items == "drop"
+        else "they are kept without text, as asked",
+    )
+    if config.unknown_items == "drop":
+        return catalogue
+    return pl.concat([catalogue, unknown.to_frame("item_id")], how="diagonal")
+
+
+def _coded(log: pl.DataFrame, users: pl.Series, items: pl.Series) -> Events:
+    """Codes for IDs (-1: unknown), sorted by user, then order; ties stay in the file's order."""
+    user = codes(log["user_id"], users)
+    columns = {"key": _sort_key(user, log["order"]), "user": user}
+    columns["item"] = codes(log["item_id"], items)
+    if "time" in log.columns:
+        columns["time"] = log["time"]
+    coded = pl.DataFrame(columns).sort("key", maintain_order=True)
+    return Events(
+        coded["user"].to_numpy(),
+        coded["item"].to_numpy(),
+        coded["time"].to_numpy() if "time" in coded.columns else None,
+    )
+
+
+def _sort_key(user: pl.Series, order: pl.Series) -> pl.Series:
+    """User and order as one integer: sorting by one column is several times faster than by two."""
+    place = order.to_physical()
+    if not place.dtype.is_integer():
+        place = place.rank("dense")
+    low, high = int(place.min()), int(place.max())  # type: ignore[arg-type]
+    if (high - low + 1) * (len(user) + 1) >= 2**63:
+        place = place.rank("dense")
+        low, high = 1, int(place.max())  # type: ignore[arg-type]
+    return user.cast(pl.Int64) * (high - low + 1) + (place.cast(pl.Int64) - low)
+
+
+def codes(ids: pl.Series, index: pl.Series) -> pl.Series:
+    """(rows,) the place of each ID in `index`, -1 where it has none."""
+    places = index.to_frame("id").with_columns(code=pl.int_range(pl.len(), dtype=pl.Int32))
+    joined = ids.to_frame("id").join(places, on="id", how="left", maintain_order="left")
+    return joined["code"].fill_null(-1)
+
+
+def _drop_unknown(events: Events) -> Events:
+    known = events.item >= 0
+    return events if known.all() else events.keep(known)
+
+
+def _kept_items(
+    used: npt.NDArray[np.bool_],
+    catalogue: pl.DataFrame,
+    config: DataConfig,
+    tables: Tables,
+    problems: Problems,
+) -> npt.NDArray[np.bool_]:
+    """(items,) which items the dataset has. A k-core's items are those it left."""
+    if used.all() or tables.items is None or config.k_core > 1:
+        return used
+    found = (
+        f"{count(int((~used).sum()), 'item')} of {tables.items.name} "
+        f"{'is' if (~used).sum() == 1 else 'are'} in no event "
+        f"(first: {catalogue['item_id'][int(np.argmin(used))]!r})"
+    )
+    if config.unused_items == "error":
+        problems.error(found, "remove them, or choose --unused-items keep or drop")
+    elif config.unused_items == "keep":
+        problems.warn(found, "they can still be recommended; --unused-items drop removes them")
+    return used if config.unused_items == "drop" else np.ones(len(used), dtype=bool)
+
+
+def _compact(
+    users: pl.Series,
+    catalogue: pl.DataFrame,
+    events: Events,
+    embeddings: npt.NDArray[np.floating] | None,
+    kept: npt.NDArray[np.bool_],
+) -> Ingested:
+    """Renumbers users and items without gaps, in their old order."""
+    active = np.bincount(events.user, minlength=len(users)) > 0
+    if not active.all():
+        users = users.filter(pl.Series(active))
+        events = replace(events, user=(np.cumsum(active) - 1).astype(np.int32)[events.user])
+    if not kept.all():
+        catalogue = catalogue.filter(pl.Series(kept))
+        events = replace(events, item=(np.cumsum(kept) - 1).astype(np.int32)[events.item])
+        embeddings = None if embeddings is None else embeddings[kept]
+    return Ingested(users.alias("user_id"), catalogue, events, embeddings)
+
+
+def _note_short_users(result: Ingested, name: str, problems: Problems) -> None:
+    lengths = np.bincount(result.events.user)
+    short = lengths < SHORTEST
+    if short.any():
+        first = result.users[int(np.argmax(short))]
+        problems.warn(
+            f"{count(int(short.sum()), 'user')} of {name} "
+            f"{'has' if short.sum() == 1 else 'have'} fewer than {SHORTEST} items "
+            f"(first: {first!r})",
+            "they are trained on but not evaluated; --k-core 3 or more removes them",
+        )
+
+
+def _nothing_left(name: str, k: int) -> str:
+    if k > 1:
+        return f"no user or item of {name} is left in its {k}-core; choose a smaller --k-core"
+    return f"no usable event is left in {name}; mend the problems that maskgr data inspect lists"

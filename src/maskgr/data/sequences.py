@@ -1,0 +1,88 @@
+"""Many histories of different lengths as two flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Sequence `i` is `values[offsets[i]:offsets[i + 1]]`: 4 bytes an interaction, no lists."""
+
+    values: npt.NDArray[np.int32]  # (interactions,) item indices
+    offsets: npt.NDArray[np.int64]  # (sequences + 1,)
+
+    @classmethod
+    def of(cls, lists: Iterable[Sequence[int] | Ints]) -> Sequences:
+        rows = [np.asarray(row, dtype=np.int32) for row in lists]
+        values = np.concatenate(rows) if rows else np.empty(0, np.int32)
+        return cls.from_lengths(values, np.array([len(row) for row in rows], dtype=np.int64))
+
+    @classmethod
+    def from_lengths(cls, values: npt.NDArray[np.int32], lengths: Ints) -> Sequences:
+        return cls(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> npt.NDArray[np.int32]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sequence {index} of {len(self)}")
+        index %= len(self)
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+    def __iter__(self) -> Iterator[npt.NDArray[np.int32]]:
+        return (self[i] for i in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Sequences)
+            and np.array_equal(self.values, other.values)
+            and np.array_equal(self.offsets, other.offsets)
+        )
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    @property
+    def owners(self) -> npt.NDArray[np.int64]:
+        """(interactions,) the sequence that each value belongs to."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    @property
+    def places(self) -> npt.NDArray[np.int64]:
+        """(interactions,) each value's place in its sequence, from 0."""
+        return np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
+
+    def keep(self, mask: npt.NDArray[np.bool_]) -> Sequences:
+        """The values where `mask` (interactions,) holds; every sequence stays, perhaps empty."""
+        kept = np.concatenate([[0], np.cumsum(mask)])[self.offsets]
+        return Sequences(self.values[mask], kept.astype(np.int64))
+
+    def select(self, rows: Ints) -> Sequences:
+        """The sequences `rows`, in that order."""
+        lengths = self.lengths[rows]
+        starts = np.repeat(self.offsets[:-1][rows], lengths)
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return Sequences.from_lengths(self.values[starts + within], lengths)
+
+    def last(self, limit: int) -> Sequences:
+        """At most the `limit` most recent values of each sequence."""
+        if (self.lengths <= limit).all():
+            return self
+        return self.keep(self.places >= np.repeat(self.lengths - limit, self.lengths))
+
+    def repeats(self) -> npt.NDArray[np.bool_]:
+        """(interactions,) whether the same sequence holds the same value earlier."""
+        pairs = self.owners * (int(self.values.max(initial=0)) + 1) + self.values
+        first = np.unique(pairs, return_index=True)[1]
+        repeated = np.ones(len(self.values), dtype=bool)
+        repeated[first] = False
+        return repeated

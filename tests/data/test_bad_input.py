@@ -1,0 +1,274 @@
+"""Every kind of bad input: one sentence that names the thing and says what to do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from maskgr import Dataset
+from maskgr.config import DataConfig
+from maskgr.errors import DataError
+from tests.conftest import Outcome
+
+GOOD = "user_id,item_id,timestamp\nu,x,1\nu,y,2\nu,z,3\nv,x,4\n"
+ITEMS = "item_id,title\nx,Ex\ny,Why\nz,Zed\n"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    folder = tmp_path / "my shop"
+    folder.mkdir()
+    (folder / "interactions.csv").write_text(GOOD)
+    (folder / "items.csv").write_text(ITEMS)
+    return folder
+
+
+def message(folder: Path, **config: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        Dataset.load(folder, config=DataConfig(**config))
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "; " in text  # what is wrong; what to do
+    return text
+
+
+def test_no_folder_and_no_file(tmp_path: Path, shop: Path) -> None:
+    assert message(tmp_path / "nowhere") == (
+        f"there is no folder {tmp_path / 'nowhere'}; check the path"
+    )
+    (shop / "interactions.csv").unlink()
+    assert message(shop).startswith(f"{shop} has no interactions file; put interactions.parquet")
+
+
+def test_two_files_for_one_table(shop: Path) -> None:
+    (shop / "interactions.jsonl").write_text("{}")
+    assert message(shop) == (
+        f"{shop} has both interactions.csv and interactions.jsonl; keep the one that counts"
+    )
+
+
+@pytest.mark.parametrize("column", ["user_id", "item_id"])
+def test_missing_column(shop: Path, column: str) -> None:
+    (shop / "interactions.csv").write_text(GOOD.replace(column, "who"))
+    found = message(shop)
+    assert f"interactions.csv has no column {column} (it has: " in found
+    assert "who" in found
+
+
+def test_missing_order(shop: Path) -> None:
+    (shop / "interactions.csv").write_text(GOOD.replace("timestamp", "when"))
+    assert "has neither a position nor a timestamp column" in message(shop)
+
+
+def test_catalogue_without_item_id(shop: Path) -> None:
+    (shop / "items.csv").write_text("sku,title\nx,Ex\n")
+    assert "items.csv has no column item_id (it has: sku, title)" in message(shop)
+
+
+def parquet(frame: pl.DataFrame, file: Path) -> bytes:
+    frame.write_parquet(file)
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "garbage"])
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv.gz", "npy"])
+def test_unreadable_file(shop: Path, form: str, damage: str) -> None:
+    frame = pl.read_csv(GOOD.encode())
+    stem = "embeddings" if form == "npy" else "interactions"
+    if form != "npy":
+        (shop / "interactions.csv").unlink()
+    file = shop / f"{stem}.{form}"
+    if form == "parquet":
+        whole = parquet(frame, file)
+    elif form == "jsonl":
+        whole = frame.write_ndjson().encode()
+    elif form == "csv.gz":
+        whole = gzip.compress(GOOD.encode())
+    else:
+        np.save(file, np.ones((3, 2), dtype=np.float32))
+        whole = file.read_bytes()
+    file.write_bytes({"empty": b"", "cut": whole[:-9], "garbage": b"\xff\x00 no\n" * 9}[damage])
+    found = message(shop)
+    assert found.startswith(f"cannot read {file}: ")
+    assert found.endswith("write it again")
+    assert ("it is empty" in found) == (damage == "empty")
+
+
+def test_unreadable_csv(shop: Path) -> None:
+    for content in (b"", b'user_id,item_id,timestamp\nu,"x,1\n', "é".encode("latin-1") * 9):
+        (shop / "interactions.csv").write_bytes(content)
+        assert "interactions.csv" in message(shop)
+
+
+def test_a_pickle_is_not_opened(shop: Path) -> None:
+    np.save(shop / "embeddings.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    assert "embeddings.npy: Object arrays cannot be loaded" in message(shop)
+
+
+def test_empty_tables(shop: Path) -> None:
+    (shop / "interactions.csv").write_text("user_id,item_id,timestamp\n")
+    assert "interactions.csv has no rows; give at least one event" in message(shop)
+    (shop / "interactions.csv").write_text(GOOD)
+    (shop / "items.csv").write_text("item_id,title\n")
+    assert "items.csv has no rows; give at least one item" in message(shop)
+
+
+def test_null_ids(shop: Path) -> None:
+    (shop / "interactions.csv").write_text(GOOD + ',y,5\n"",z,6\n')
+    assert "interactions.csv has 2 rows without user_id (first: row 5)" in message(shop)
+    (shop / "interactions.csv").write_text(GOOD)
+    (shop / "items.csv").write_text(ITEMS + ",Nameless\n")
+    assert "items.csv has 1 row without item_id (first: row 4)" in message(shop)
+    log = pl.DataFrame({"user_id": [1.0, float("nan")], "item_id": [1, 2], "position": [0, 1]})
+    with pytest.raises(DataError, match="1 row without user_id"):
+        Dataset.from_frames(log)
+
+
+def test_mixed_type_ids(shop: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"user_id": "u", "item_id": item, "timestamp": n} for n, item in enumerate(["1", "x", 1])
+    ]
+    (shop / "interactions.csv").unlink()
+    (shop / "interactions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert "interactions.jsonl, row 3: item_id is a number or another type" in message(shop)
+    with pytest.raises(DataError, match="row 3: item_id is int where earlier rows have str"):
+        Dataset.from_frames(pd.DataFrame(rows))
+    nested = pl.DataFrame({"user_id": ["u"], "item_id": [["x"]], "position": [0]})
+    with pytest.raises(DataError, match=r"item_id holds List\(String\), and an ID is one text"):
+        Dataset.from_frames(nested)
+
+
+def test_timestamps_that_do_not_parse(shop: Path) -> None:
+    (shop / "interactions.csv").write_text(GOOD.replace("u,y,2", "u,y,yesterday"))
+    assert "1 row whose timestamp cannot be read (first: row 2, 'yesterday')" in message(shop)
+    (shop / "interactions.csv").write_text(GOOD.replace("u,y,2", "u,y,"))
+    assert "1 row whose timestamp cannot be read (first: row 2, None)" in message(shop)
+    log = pl.DataFrame({"user_id": ["u"], "item_id": ["x"], "timestamp": [float("nan")]})
+    with pytest.raises(DataError, match=r"first: row 1, nan\); give epoch numbers or ISO 8601"):
+        Dataset.from_frames(log)
+    with pytest.raises(DataError, match="number each user's events from 0"):
+        Dataset.from_frames(log.rename({"timestamp": "position"}))
+    with pytest.raises(DataError, match="timestamp cannot be read"):
+        Dataset.from_frames(log.with_columns(timestamp=pl.lit(True)))
+
+
+def test_items_in_the_log_but_not_in_the_catalogue(shop: Path) -> None:
+    (shop / "interactions.csv").write_text(GOOD + "v,ghost,5\n")
+    assert "1 item of" in message(shop)
+    assert "(first: 'ghost'); add them, or choose --unknown-items drop" in message(shop)
+    dropped = Dataset.load(shop, config=DataConfig(unknown_items="drop"))
+    assert len(dropped.histories.values) == 4
+    kept = Dataset.load(shop, config=DataConfig(unknown_items="keep"))
+    assert kept.items.row(-1) == ("ghost", None)
+    assert len(kept.histories.values) == 5
+
+
+def test_items_in_the_catalogue_but_not_in_the_log(shop: Path) -> None:
+    (shop / "items.csv").write_text(ITEMS + "new,Novelty\n")
+    assert "new" in Dataset.load(shop).item_ids
+    assert "new" not in Dataset.load(shop, config=DataConfig(unused_items="drop")).item_ids
+    found = message(shop, unused_items="error")
+    assert "1 item of" in found
+    assert "is in no event (first: 'new'); remove them" in found
+
+
+def test_a_user_with_too_few_items_is_noted(shop: Path) -> None:
+    notes = [str(note) for note in Dataset.load(shop).notes]
+    assert notes == [
+        f"1 user of {shop / 'interactions.csv'} has fewer than 3 items (first: 'v'); "
+        "they are trained on but not evaluated; --k-core 3 or more removes them"
+    ]
+
+
+def test_duplicates_in_the_catalogue(shop: Path) -> None:
+    (shop / "items.csv").write_text(ITEMS + "x,Ex again\n")
+    assert "lists 1 item more than once (first: 'x', row 4); keep one row an item" in message(shop)
+
+
+def nan_row(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    vectors[1, 0] = np.nan
+    return vectors
+
+
+@pytest.mark.parametrize(
+    ("vectors", "expected"),
+    [
+        (np.ones((2, 4), np.float32), "has 2 rows for 3 items; give one row an item"),
+        (np.ones(3, np.float32), "holds float32 of shape (3,); give floating-point"),
+        (np.ones((3, 4), np.int64), "holds int64 of shape (3, 4)"),
+        (
+            nan_row(np.ones((3, 4), np.float16)),
+            "has 1 NaN or infinite vector (first: row 2, item 'y')",
+        ),
+        (np.full((3, 4), np.inf), "has 3 NaN or infinite vectors (first: row 1, item 'x')"),
+        (np.diag([1.0, 1, 0]), "has 1 all-zero vector (first: row 3, item 'z')"),
+    ],
+)
+def test_bad_embeddings(shop: Path, vectors: np.ndarray[Any, Any], expected: str) -> None:
+    np.save(shop / "embeddings.npy", vectors)
+    assert expected in message(shop)
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"item_id": ["x", "y"], "v": [[1.0], [2.0]]}, "no vector for 1 item (first: 'z')"),
+        ({"item_id": ["x", "x", "z"], "v": [[1.0]] * 3}, "lists item 'x' twice"),
+        ({"item_id": ["x", "y", "z"], "v": [[1.0], [1.0, 2.0], [1.0]]}, "row 2: the vector has 2"),
+        ({"item_id": [1, 2, 3], "v": [[1.0]] * 3}, "item_id is Int64 in"),
+        ({"item_id": ["x", "y", "z"], "v": [1.0, 2.0, 3.0]}, "has the columns item_id, v"),
+    ],
+)
+def test_bad_embeddings_by_id(shop: Path, columns: dict[str, Any], expected: str) -> None:
+    pl.DataFrame(columns).write_parquet(shop / "embeddings.parquet")
+    assert expected in message(shop)
+
+
+def test_everything_filtered_out(shop: Path) -> None:
+    assert message(shop, k_core=5) == (
+        f"no user or item of {shop / 'interactions.csv'} is left in its 5-core; "
+        "choose a smaller --k-core"
+    )
+
+
+def test_the_command_says_it_in_one_sentence(shop: Path, maskgr: Callable[..., Outcome]) -> None:
+    outcome = maskgr("train", shop, "--k-core", 5, "--out", shop / "run")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: no user or item of ")
+    assert outcome.err.count("\n") == 1
+    assert not (shop / "run").exists()
+
+
+def test_inspect_finds_all_problems_at_once(shop: Path, maskgr: Callable[..., Outcome]) -> None:
+    (shop / "interactions.csv").write_text(GOOD + ",x,5\nw,ghost,6\nw,x,never\n")
+    (shop / "items.csv").write_text(ITEMS + "x,Ex again\nnew,Novelty\n")
+    np.save(shop / "embeddings.npy", np.zeros((4, 2)))
+    outcome = maskgr("data", "inspect", shop, "--json")
+    report = json.loads(outcome.out)
+    assert outcome.code == 1
+    assert not report["usable"]
+    assert (report["users"], report["items"], report["interactions"]) == (2, 4, 4)
+    errors = [p["message"] for p in report["problems"] if p["severity"] == "error"]
+    for number, part in enumerate(
+        ("timestamp cannot", "without user_id", "more than once", "not in", "all-zero")
+    ):
+        assert part in errors[number]
+    assert all(problem["fix"] for problem in report["problems"])
+
+
+def test_inspect_of_what_cannot_be_read(shop: Path, maskgr: Callable[..., Outcome]) -> None:
+    (shop / "interactions.csv").write_text("what,ever\n1,2\n")
+    outcome = maskgr("data", "inspect", shop, "--json")
+    report = json.loads(outcome.out)
+    assert outcome.code == 1
+    assert report["users"] is None
+    assert report["problems"][0]["fix"] == "rename or add it"
+    assert "has no column user_id or item_id" in maskgr("data", "inspect", shop).out

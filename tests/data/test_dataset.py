@@ -1,0 +1,236 @@
+"""What a dataset is made of, from files and frames of every kind."""
+
+from __future__ import annotations
+
+import gzip
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maskgr import Dataset
+from maskgr.config import DataConfig
+from maskgr.errors import DataError
+
+LOG = pl.DataFrame(
+    {
+        "user_id": ["ann", "bob", "ann", "bob", "ann"],
+        "item_id": ["x", "y", "y", "x", "z"],
+        "timestamp": [30, 20, 10, 10, 20],
+    }
+)
+ITEMS = pl.DataFrame({"item_id": ["x", "y", "z"], "title": ["Ex", "Why", "Zed"]})
+
+
+def told(dataset: Dataset) -> dict[Any, list[Any]]:
+    """Every user's items, by their IDs."""
+    rows = zip(dataset.users, dataset.histories, strict=True)
+    return {user: dataset.item_ids.gather(history).to_list() for user, history in rows}
+
+
+def write(frame: pl.DataFrame, file: Path) -> None:
+    plain = file.with_suffix("") if file.suffix == ".gz" else file
+    {
+        ".parquet": frame.write_parquet,
+        ".csv": frame.write_csv,
+        ".jsonl": frame.write_ndjson,
+    }[plain.suffix](plain)
+    if file.suffix == ".gz":
+        file.write_bytes(gzip.compress(plain.read_bytes()))
+        plain.unlink()
+
+
+@pytest.mark.parametrize("gz", ["", ".gz"])
+@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
+def test_a_folder_of_any_format(tmp_path: Path, form: str, gz: str) -> None:
+    folder = tmp_path / "mein Laden – été"  # spaces and non-ASCII text are ordinary names
+    folder.mkdir()
+    write(LOG, folder / f"interactions.{form}{gz}")
+    write(ITEMS, folder / f"items.{form}{gz}")
+    dataset = Dataset.load(folder)
+    assert told(dataset) == {"ann": ["y", "z", "x"], "bob": ["x", "y"]}
+    assert dataset.items.equals(ITEMS)
+
+
+def test_frames_of_polars_and_pandas_agree() -> None:
+    ours = Dataset.from_frames(LOG, ITEMS)
+    theirs = Dataset.from_frames(LOG.to_pandas(), ITEMS.to_pandas())
+    lazy = Dataset.from_frames(LOG.lazy(), ITEMS.lazy())
+    assert ours.fingerprint == theirs.fingerprint == lazy.fingerprint
+    with pytest.raises(DataError, match="is a dict; give a polars or pandas data frame"):
+        Dataset.from_frames({"user_id": []})
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["b", "a", "b"],
+        ["007", "7", "007"],
+        [5, -3, 5],
+        [2.5, 1.0, 2.5],
+        [date(2024, 1, 2), date(2023, 1, 1), date(2024, 1, 2)],
+        [True, False, True],
+    ],
+)
+def test_ids_of_any_scalar_type_stay_as_written(ids: list[Any], tmp_path: Path) -> None:
+    log = pl.DataFrame({"user_id": ids, "item_id": ids, "position": [0, 0, 1]})
+    dataset = Dataset.from_frames(log)
+    assert told(dataset) == {ids[0]: [ids[0], ids[0]], ids[1]: [ids[1]]}
+    dataset.save(tmp_path / "saved")
+    assert told(Dataset.load(tmp_path / "saved")) == told(dataset)
+
+
+def test_csv_ids_are_text_and_meet_the_numbers_of_a_parquet_catalogue(tmp_path: Path) -> None:
+    (tmp_path / "interactions.csv").write_text("user_id,item_id,position\n007,1,0\n7,2,0\n")
+    pl.DataFrame({"item_id": [1, 2]}).write_parquet(tmp_path / "items.parquet")
+    assert told(Dataset.load(tmp_path)) == {"007": [1], "7": [2]}
+    (tmp_path / "interactions.csv").write_text("user_id,item_id,position\nu,01,0\n")
+    with pytest.raises(DataError, match=r"item_id is String in .* and Int64 in .* the same way"):
+        Dataset.load(tmp_path)
+
+
+INSTANTS = [datetime(2024, 5, 1, 12, 30, tzinfo=UTC), datetime(2023, 5, 1, tzinfo=UTC)]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [t.isoformat() for t in INSTANTS],
+        ["2024-05-01T12:30:00Z", "2023-05-01"],
+        ["2024-05-01 14:30:00.000+02:00", "2023-05-01T00:00"],
+        [date(2024, 5, 1), date(2023, 5, 1)],
+        [t.replace(tzinfo=None) for t in INSTANTS],
+        INSTANTS,
+        [int(t.timestamp()) for t in INSTANTS],
+        [t.timestamp() for t in INSTANTS],
+        [str(int(t.timestamp())) for t in INSTANTS],
+        [int(t.timestamp()) * 1_000 for t in INSTANTS],
+        [int(t.timestamp()) * 1_000_000 for t in INSTANTS],
+        [int(t.timestamp()) * 1_000_000_000 for t in INSTANTS],
+    ],
+)
+def test_timestamps_of_every_common_form(times: list[Any]) -> None:
+    log = pl.DataFrame({"user_id": ["u", "u"], "item_id": ["late", "early"], "timestamp": times})
+    dataset = Dataset.from_frames(log)
+    assert told(dataset) == {"u": ["early", "late"]}
+    assert dataset.timestamps is not None
+    days = dataset.timestamps.astype("datetime64[D]").astype(str).tolist()
+    assert days == ["2023-05-01", "2024-05-01"]
+
+
+def test_position_wins_over_timestamp_and_ties_keep_the_files_order() -> None:
+    log = pl.DataFrame(
+        {
+            "user_id": ["u"] * 4,
+            "item_id": ["a", "b", "c", "d"],
+            "timestamp": [1, 2, 3, None],
+            "position": [2, 1, 1, 0],
+        }
+    )
+    dataset = Dataset.from_frames(log)
+    assert told(dataset) == {"u": ["d", "b", "c", "a"]}
+    assert [note.message for note in dataset.notes if "timestamp" in note.message] == [
+        "the given interactions has 1 row without a readable timestamp"
+    ]
+
+
+@pytest.mark.parametrize("scale", [1, 2.0**0.5, 2**40])
+def test_order_is_by_value_whatever_its_range(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    users, times = rng.integers(5, size=200), rng.integers(1000, size=200)
+    log = pl.DataFrame({"user_id": users, "item_id": np.arange(200), "position": times * scale})
+    for user, items in told(Dataset.from_frames(log)).items():
+        mine = np.flatnonzero(users == user)
+        assert items == mine[np.argsort(times[mine], kind="stable")].tolist()
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=1), st.integers(1, 4))
+def test_k_core_against_removal_one_by_one(pairs: list[tuple[int, int]], k: int) -> None:
+    left = list(pairs)
+    while True:
+        users = [u for u, _ in left]
+        items = [i for _, i in left]
+        weak = [p for p in left if users.count(p[0]) < k or items.count(p[1]) < k]
+        if not weak:
+            break
+        left.remove(weak[0])
+    log = pl.DataFrame(pairs, schema=["user_id", "item_id"], orient="row").with_row_index(
+        "position"
+    )
+    if not left:
+        with pytest.raises(DataError, match=f"left in its {k}-core; choose a smaller --k-core"):
+            Dataset.from_frames(log, config=DataConfig(k_core=k))
+        return
+    dataset = Dataset.from_frames(log, config=DataConfig(k_core=k))
+    assert sorted(zip(*dataset.interactions()["user_id", "item_id"], strict=True)) == sorted(left)
+    assert set(dataset.item_ids) == {item for _, item in left}
+
+
+def test_repeats_are_kept_unless_asked() -> None:
+    log = pl.DataFrame({"user_id": "u", "item_id": list("abab"), "position": [0, 1, 2, 3]})
+    assert told(Dataset.from_frames(log)) == {"u": ["a", "b", "a", "b"]}
+    assert told(Dataset.from_frames(log, config=DataConfig(repeats="drop"))) == {"u": ["a", "b"]}
+
+
+def test_embeddings_follow_their_items(tmp_path: Path) -> None:
+    vectors = np.arange(1, 7, dtype=np.float32).reshape(3, 2)
+    filtered = Dataset.from_frames(
+        LOG.filter(pl.col("item_id") != "y"),
+        ITEMS,
+        embeddings=vectors,
+        config=DataConfig(unused_items="drop"),
+    )
+    assert filtered.embeddings is not None
+    assert filtered.item_ids.to_list() == ["x", "z"]
+    assert filtered.embeddings.tolist() == [[1, 2], [5, 6]]
+
+    write(LOG, tmp_path / "interactions.csv")
+    write(ITEMS, tmp_path / "items.csv")
+    shuffled = pl.DataFrame({"item_id": ["z", "x", "y"], "vector": vectors[[2, 0, 1]].tolist()})
+    shuffled.write_parquet(tmp_path / "embeddings.parquet")
+    by_id = Dataset.load(tmp_path).embeddings
+    assert by_id is not None
+    assert by_id.tolist() == vectors.tolist()
+
+
+def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
+    items = ITEMS.with_columns(categories=pl.Series([["a", "b"], [], None]), price=1.5)
+    dataset = Dataset.from_frames(LOG, items, embeddings=np.eye(3, dtype=np.float16))
+    dataset.save(tmp_path / "a folder/ünïcode")
+    again = Dataset.load(tmp_path / "a folder/ünïcode")
+    assert again.fingerprint == dataset.fingerprint
+    assert again.items.equals(dataset.items)
+    assert again.histories == dataset.histories
+    assert again.timestamps is not None
+    assert again.timestamps.tolist() == dataset.timestamps.tolist()  # type: ignore[union-attr]
+    assert np.array_equal(again.embeddings, dataset.embeddings)  # type: ignore[arg-type]
+
+
+def test_memory_is_flat() -> None:
+    dataset = Dataset.from_frames(LOG, ITEMS)
+    assert dataset.histories.values.dtype == np.int32
+    assert dataset.histories.offsets.dtype == np.int64
+    assert len(dataset.histories.values) == len(LOG)
+
+
+def test_the_fingerprint_sees_every_change() -> None:
+    seen = {
+        Dataset.from_frames(LOG, ITEMS).fingerprint,
+        Dataset.from_frames(LOG.head(4), ITEMS).fingerprint,
+        Dataset.from_frames(LOG.with_columns(timestamp=-pl.col("timestamp")), ITEMS).fingerprint,
+        Dataset.from_frames(LOG.with_columns(user_id="u" + pl.col("user_id")), ITEMS).fingerprint,
+        Dataset.from_frames(LOG, ITEMS.reverse()).fingerprint,
+    }
+    assert len(seen) == 5
+
+
+def test_pandas_nulls_and_lists_survive() -> None:
+    items = pd.DataFrame({"item_id": ["x", "y", "z"], "tags": [["a"], None, []]})
+    assert Dataset.from_frames(LOG, items).items["tags"].to_list() == [["a"], None, []]
