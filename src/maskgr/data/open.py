@@ -1,0 +1,81 @@
+"""DATA as a user names it: a folder, or a built-in source."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from maskgr.artefact import is_artefact
+from maskgr.config import DataConfig, SyntheticConfig
+from maskgr.data.dataset import Dataset
+from maskgr.data.download import cache_folder
+from maskgr.data.inspect import Inspection, inspect_dataset
+from maskgr.data.problems import Problem, Problems
+from maskgr.data.sources import SOURCES, check_counts, read_source
+from maskgr.data.synthetic import Shop, generate
+from maskgr.data.tables import Tables, read_folder
+from maskgr.errors import DataError, SourceError
+
+SYNTHETIC = "synthetic"
+
+
+def open_dataset(data: str, config: DataConfig | None = None, *, progress: bool = True) -> Dataset:
+    """A folder if there is one of that name, else the source; `config` applies to both."""
+    config = config or DataConfig()
+    if Path(data).exists():
+        return Dataset.load(data, config=config)
+    dataset = fetch(data, progress=progress)
+    if config == DataConfig():
+        return dataset
+    tables = Tables.of(dataset.interactions(), dataset.items, dataset.embeddings, data)
+    return Dataset.from_tables(tables, config, Problems(), dataset.provenance)
+
+
+def fetch(name: str, *, synthetic: SyntheticConfig | None = None, progress: bool = True) -> Dataset:
+    """A built-in source as a Dataset; downloads are kept, and so is what is made of them."""
+    if name == SYNTHETIC:
+        return from_shop(generate(synthetic or SyntheticConfig()))
+    if name not in SOURCES:
+        known = ", ".join([SYNTHETIC, *SOURCES])
+        raise SourceError(f"{name!r} is neither a folder nor a source; the sources are {known}")
+    ready = cache_folder() / "datasets" / name
+    if is_artefact(ready):
+        return Dataset.load(ready)
+    source = SOURCES[name]
+    tables = Tables.of(*read_source(name, progress=progress), None, name)
+    config = DataConfig(k_core=source.k_core)
+    dataset = Dataset.from_tables(tables, config, Problems(), {"source": name})
+    check_counts(source, len(dataset.users), len(dataset.items), len(dataset.histories.values))
+    dataset.save(ready)
+    return dataset
+
+
+def from_shop(shop: Shop) -> Dataset:
+    """The generated shop as a Dataset that remembers how to make it again."""
+    tables = Tables.of(shop.interactions, shop.items, None, SYNTHETIC)
+    provenance = {"source": SYNTHETIC, SYNTHETIC: asdict(shop.config)}
+    return Dataset.from_tables(tables, DataConfig(), Problems(), provenance)
+
+
+def shop_of(dataset: Dataset) -> Shop | None:
+    """The shop behind a synthetic dataset, for its true probabilities; None for real data."""
+    if dataset.provenance.get("source") != SYNTHETIC:
+        return None
+    shop = generate(SyntheticConfig(**dataset.provenance[SYNTHETIC]))
+    return shop if shop.items["item_id"].equals(dataset.item_ids) else None
+
+
+def inspect_data(data: str, config: DataConfig | None = None) -> Inspection:
+    """Looks through everything that can be read and notes every problem, instead of stopping."""
+    if not Path(data).exists():
+        return inspect_dataset(open_dataset(data, config))
+    problems = Problems(strict=False)
+    try:
+        tables = read_folder(Path(data))
+        dataset = Dataset.from_tables(tables, config or DataConfig(), problems, {"source": data})
+        return inspect_dataset(dataset)
+    except DataError as error:
+        # Past this point nothing more can be read: what was found so far is the answer.
+        message, _, fix = str(error).rpartition("; ")
+        found = (*problems.found, Problem("error", message, fix))
+        return Inspection(users=None, items=None, interactions=None, problems=found)
