@@ -1,0 +1,326 @@
+"""The command `maskgr`: thin, one function a verb. Nothing heavy is imported before it is used."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+import maskgr
+from maskgr.config import DataConfig, SyntheticConfig, TrainConfig
+from maskgr.console import (
+    described,
+    print_json,
+    show_evaluation,
+    show_inspection,
+    show_notes,
+    show_recommendations,
+)
+from maskgr.errors import ArtefactError, MaskGRError, RequestError
+
+if TYPE_CHECKING:
+    from maskgr.data.dataset import Dataset
+    from maskgr.recommender import Recommender
+
+app = typer.Typer(
+    help="A recommender that generates: masked diffusion over semantic IDs.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Fetch a built-in dataset, look at your own.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+DataArgument = Annotated[
+    str, typer.Argument(metavar="DATA", help="A dataset folder, or a source: synthetic, beauty, …")
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that train wrote.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+KCore = Annotated[
+    int, typer.Option(help="Drop users and items with fewer events, to a fixed point.")
+]
+UnknownItems = Annotated[
+    str, typer.Option(help="Items of the log that the catalogue lacks: error, drop or keep.")
+]
+UnusedItems = Annotated[
+    str, typer.Option(help="Items of the catalogue that are in no event: keep, drop or error.")
+]
+Repeats = Annotated[str, typer.Option(help="A user's repeated events with an item: keep or drop.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the source.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    if version:
+        print(maskgr.__version__)
+        raise typer.Exit()
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the data and the run are kept.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Everything on the embedded data: make it, train, evaluate, recommend."""
+    from maskgr.demo import run_demo
+
+    run_demo(out)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The source's name.")],
+    out: Annotated[Path | None, typer.Option(help="Also save it as a dataset folder here.")] = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Get a built-in dataset: synthetic (generated), beauty, sports, toys, ml-1m (downloaded)."""
+    from maskgr.data.inspect import inspect_dataset
+    from maskgr.data.open import SYNTHETIC, fetch
+
+    if settings and name != SYNTHETIC:
+        raise RequestError(f"{name} has no parameters to --set; only {SYNTHETIC} has")
+    dataset = fetch(name, synthetic=SyntheticConfig(**_settings(SyntheticConfig, settings or [])))
+    if out is not None:
+        dataset.save(out)
+    show_inspection(inspect_dataset(dataset).to_dict(), as_json)
+
+
+@data_app.command("inspect")
+def data_inspect(
+    data: DataArgument,
+    k_core: KCore = DataConfig.k_core,
+    unknown_items: UnknownItems = DataConfig.unknown_items,
+    unused_items: UnusedItems = DataConfig.unused_items,
+    repeats: Repeats = DataConfig.repeats,
+    as_json: Json = False,
+) -> None:
+    """Counts, lengths, times, text, and every problem with what to do about it.
+
+    The exit code is 0 if the data can be used as they are, and 1 if not.
+    """
+    from maskgr.data.open import inspect_data
+
+    config = _data_config(k_core, unknown_items, unused_items, repeats)
+    report = inspect_data(data, config)
+    show_inspection(report.to_dict(), as_json)
+    if not report.usable:
+        raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    data: DataArgument,
+    out: Annotated[Path, typer.Option(help="The run folder to write.")],
+    model: Annotated[str, typer.Option(help="What to train: popularity.")] = TrainConfig.model,
+    k_core: KCore = DataConfig.k_core,
+    unknown_items: UnknownItems = DataConfig.unknown_items,
+    unused_items: UnusedItems = DataConfig.unused_items,
+    repeats: Repeats = DataConfig.repeats,
+    leave_out: Annotated[
+        int, typer.Option(help="Items held out a user, for test and again for validation.")
+    ] = TrainConfig.leave_out,
+    sparsify: Annotated[
+        float, typer.Option(help="Share of each training sequence to drop (three items stay).")
+    ] = TrainConfig.sparsify,
+    history_limit: Annotated[
+        int, typer.Option(help="Most recent items of a history that the model sees.")
+    ] = TrainConfig.history_limit,
+    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = TrainConfig.seed,
+) -> None:
+    """Train a model on a dataset and save it as a run folder."""
+    from dataclasses import asdict
+
+    from maskgr.data.open import open_dataset
+    from maskgr.models.registry import model_class
+    from maskgr.recommender import Recommender
+
+    model_class(model)  # a wrong name is told before the data are read
+    data_config = _data_config(k_core, unknown_items, unused_items, repeats)
+    dataset = open_dataset(data, data_config)
+    show_notes(dataset)
+    where = str(Path(data).absolute()) if Path(data).exists() else data
+    recommender = Recommender.train(
+        dataset,
+        config=TrainConfig(model, leave_out, sparsify, history_limit, seed),
+        made={"data": where, "data_config": asdict(data_config), "command": sys.argv[1:]},
+    )
+    recommender.save(out)
+    print(
+        f"trained {model} on {len(dataset.users):,} users and {len(dataset.items):,} items in "
+        f"{recommender.made['seconds']:.1f} s; saved to {out}"
+    )
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    data: Annotated[
+        str | None, typer.Option(help="The dataset; by default the one it was trained on.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="validation or test.")] = "test",
+    protocol: Annotated[
+        str, typer.Option(help="What the JSON's flat keys show: all or unseen.")
+    ] = "all",
+    k: Annotated[str, typer.Option(help="Cut-offs of the metrics.")] = "5,10",
+    as_json: Json = False,
+) -> None:
+    """Recall and NDCG over the whole catalogue, under both protocols.
+
+    `all` ranks every item, `unseen` leaves out what the user had before.
+    """
+    from maskgr.data.open import shop_of
+    from maskgr.data.splits import leave_out
+    from maskgr.evaluation.protocol import PROTOCOLS
+    from maskgr.evaluation.protocol import evaluate as measure
+    from maskgr.recommender import Recommender
+
+    chosen = next((name for name in PROTOCOLS if name == protocol), None)
+    if chosen is None:
+        raise RequestError(f"there is no protocol {protocol!r}; choose {' or '.join(PROTOCOLS)}")
+    cutoffs = _cutoffs(k)
+    recommender = Recommender.load(run)
+    dataset = _data_of(recommender, run, data)
+    holdout = leave_out(dataset.histories, recommender.config.leave_out).holdout(split)
+    result = measure(recommender, holdout, ks=cutoffs, shop=shop_of(dataset))
+    if as_json:
+        print_json({**result.to_dict(chosen), "split": split, "model": recommender.config.model})
+    else:
+        show_evaluation(recommender.config.model, split, result)
+
+
+@app.command()
+def recommend(
+    run: RunArgument,
+    history: Annotated[
+        str, typer.Option(help="The user's item IDs, oldest first, separated by commas.")
+    ] = "",
+    top: Annotated[int, typer.Option(help="How many items.")] = 10,
+    allow: Annotated[str, typer.Option(help="Only these item IDs.")] = "",
+    deny: Annotated[str, typer.Option(help="None of these item IDs.")] = "",
+    exclude_seen: Annotated[
+        bool | None,
+        typer.Option(
+            "--exclude-seen/--include-seen",
+            help="Leave out the history's items; by default where users never repeat one.",
+        ),
+    ] = None,
+    unknown: Annotated[str, typer.Option(help="Unknown IDs: raise or skip.")] = "raise",
+    as_json: Json = False,
+) -> None:
+    """The next items for one history."""
+    from maskgr.recommender import Recommender
+
+    if unknown not in ("raise", "skip"):
+        raise RequestError(f"--unknown {unknown} is not a choice; use raise or skip")
+    recommender = Recommender.load(run)
+    found = recommender.recommend(
+        _ids(history),
+        top,
+        exclude_seen=exclude_seen,
+        allow=_ids(allow) if allow else None,
+        deny=_ids(deny),
+        unknown="skip" if unknown == "skip" else "raise",
+    )
+    rows = described(recommender, found)
+    if as_json:
+        print_json(rows)
+    else:
+        show_recommendations(rows)
+
+
+def _data_of(recommender: Recommender, run: Path, given: str | None) -> Dataset:
+    """The dataset of a run, and only that: other histories would leak or mislead."""
+    from maskgr.data.open import open_dataset
+
+    made = recommender.made
+    where = given or made.get("data")
+    if where is None:
+        raise RequestError(f"{run} does not say which data it was trained on; give --data")
+    dataset = open_dataset(where, DataConfig(**made.get("data_config", {})))
+    if dataset.fingerprint != made.get("fingerprint"):
+        raise ArtefactError(
+            f"{where} is not what {run} was trained on (it differs in users, items or events); "
+            "give the same data with --data, or train again"
+        )
+    return dataset
+
+
+def _data_config(k_core: int, unknown_items: str, unused_items: str, repeats: str) -> DataConfig:
+    choices = {
+        "unknown-items": (unknown_items, ("error", "drop", "keep")),
+        "unused-items": (unused_items, ("keep", "drop", "error")),
+        "repeats": (repeats, ("keep", "drop")),
+    }
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise RequestError(f"--{name} {value} is not a choice; use {', '.join(allowed)}")
+    return DataConfig(k_core, unknown_items, unused_items, repeats)  # type: ignore[arg-type]
+
+
+def _settings(config: type[Any], pairs: list[str]) -> dict[str, Any]:
+    """`key=value` texts as arguments of a configuration class."""
+    from dataclasses import fields
+
+    kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(config)}
+    values = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key not in kinds:
+            raise RequestError(f"there is no parameter {key!r}; choose from {', '.join(kinds)}")
+        try:
+            values[key] = kinds[key](value)
+        except ValueError:
+            raise RequestError(
+                f"--set {pair}: {value!r} is not a valid {kinds[key].__name__}; give a number"
+            ) from None
+    return values
+
+
+def _cutoffs(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(f"--k {text} is not a list of numbers; write for example 5,10") from None
+
+
+def _ids(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def main() -> NoReturn:
+    """Runs the command; a user's error is one sentence and exit code 2."""
+    # --debug is taken anywhere, since it is added to a command that has just failed.
+    debug = "--debug" in sys.argv
+    arguments = [word for word in sys.argv[1:] if word != "--debug"]
+    try:
+        code = typer.main.get_command(app)(arguments, prog_name="maskgr", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        # Whose click a usage error comes from depends on typer's release; its method does not.
+        usage = getattr(error, "format_message", None)
+        if isinstance(error, (MaskGRError, OSError)) or usage:
+            message = str(usage() if usage else error)
+            called_bare = message.startswith("Usage: ")  # then the message is the help
+            print(message if called_bare else f"error: {message}", file=sys.stderr)
+            sys.exit(2)
+        print(
+            f"internal error: {type(error).__name__}: {error}; this is a bug in maskgr, please "
+            "report it with the output of the same command with --debug",
+            file=sys.stderr,
+        )
+        sys.exit(1)

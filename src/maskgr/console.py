@@ -1,0 +1,119 @@
+"""What the command prints: JSON for programs, tables for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from maskgr.data.dataset import Dataset
+    from maskgr.evaluation.metrics import Mean
+    from maskgr.evaluation.protocol import Evaluation
+    from maskgr.recommender import Recommendation, Recommender
+
+
+def print_json(value: Any) -> None:
+    """Numbers stay numbers; what JSON has no word for (dates, decimals) becomes text."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str, allow_nan=False))
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None
+) -> None:
+    """Text columns to the left, numbers to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for place, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_shown(cell)) for cell in row))
+    Console().print(table)
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Two columns: what, and how much."""
+    print_table(("", ""), [(name, _shown(value)) for name, value in facts.items()])
+
+
+def show_notes(dataset: Dataset) -> None:
+    for note in dataset.notes:
+        print(f"{note.severity}: {note}", file=sys.stderr)
+
+
+def show_inspection(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+        return
+    lengths, span = report["lengths"], report["time_span"]
+    facts = {name: report[name] for name in ("users", "items", "interactions")}
+    if lengths:
+        facts["items a user"] = ", ".join(f"{name} {value:g}" for name, value in lengths.items())
+        facts["sparsity"] = f"{1 - report['density']:.3%} of user-item pairs never occur"
+        facts["repeats"] = f"{report['repeats']:.2%} of events"
+        facts["time span"] = f"{span['first']} to {span['last']}" if span else "no timestamps"
+        facts["item text"] = (
+            ", ".join(f"{name} {share:.1%}" for name, share in report["text"].items()) or "none"
+        )
+        vectors = report["embeddings"]
+        facts["embeddings"] = (
+            f"{vectors['rows']:,} x {vectors['dimensions']}, {vectors['type']}"
+            if vectors
+            else "none"
+        )
+    print_facts(facts)
+    for problem in report["problems"]:
+        print(f"{problem['severity']}: {problem['message']}; {problem['fix']}")
+    if not report["problems"]:
+        print("no problems found")
+
+
+def described(recommender: Recommender, found: list[Recommendation]) -> list[dict[str, Any]]:
+    """Recommendations as rows: item_id, score, and the item's text columns."""
+    import polars as pl
+
+    ids = pl.Series("item_id", [r.item_id for r in found], dtype=recommender.items["item_id"].dtype)
+    scored = pl.DataFrame([ids, pl.Series("score", [r.score for r in found], dtype=pl.Float64)])
+    rows = scored.join(recommender.items, on="item_id", how="left", maintain_order="left")
+    return rows.to_dicts()
+
+
+def show_recommendations(rows: list[dict[str, Any]]) -> None:
+    """The score and the first text column, which is nearly always the title."""
+    label = next((name for name in list(rows[0])[2:]), None) if rows else None
+    columns = ["item_id", "score", *([label] if label else [])]
+    print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+def show_evaluation(model: str, split: str, result: Evaluation) -> None:
+    """A row a protocol, as percentages with their confidence intervals."""
+    names = list(next(iter(result.metrics.values())))
+    rows = []
+    for protocol, values in result.metrics.items():
+        rows.append([model, protocol, *(_percent(values[name]) for name in names)])
+        if result.oracle:
+            best = result.oracle[protocol]
+            shares = (values[n].mean / best[n].mean if best[n].mean else 0.0 for n in names)
+            rows.append(["oracle", protocol, *(_percent(best[n]) for n in names)])
+            rows.append(["of oracle", protocol, *(f"{s:.0%}" for s in shares)])
+    title = f"{split}: {result.users:,} users, {result.users_per_second:,.0f} users/s, in percent"
+    print_table(["", "protocol", *names], rows, title=title)
+
+
+def _percent(value: Mean) -> str:
+    return f"{100 * value.mean:.2f} ± {50 * (value.high - value.low):.2f}"
+
+
+def _shown(cell: Any) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

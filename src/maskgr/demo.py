@@ -1,0 +1,45 @@
+"""`maskgr demo`: the whole way on the embedded data, told as it goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from maskgr.config import SyntheticConfig
+from maskgr.console import described, print_table, show_evaluation, show_recommendations
+from maskgr.data.open import from_shop
+from maskgr.data.splits import leave_out
+from maskgr.data.synthetic import generate
+from maskgr.evaluation.protocol import evaluate
+from maskgr.recommender import Recommender
+
+SHOWN = 6  # items of the example history
+
+
+def run_demo(out: Path) -> None:
+    """Data, training, evaluation beside the best possible, one user's recommendations."""
+    shop = generate(SyntheticConfig())
+    dataset = from_shop(shop)
+    dataset.save(out / "data")
+    print(
+        f"1. A generated shop: {len(dataset.users):,} users, {len(dataset.items):,} items, "
+        f"{len(dataset.histories.values):,} events -> {out / 'data'}"
+    )
+
+    recommender = Recommender.train(dataset, made={"data": str((out / "data").absolute())})
+    recommender.save(out / "run")
+    print(f"2. Trained {recommender.config.model} -> {out / 'run'}")
+
+    print("3. Evaluated beside the oracle, which knows how the shop's users choose:\n")
+    test = leave_out(dataset.histories).test
+    show_evaluation(recommender.config.model, "test", evaluate(recommender, test, shop=shop))
+
+    history = dataset.items[test.histories[0]]
+    ids = history["item_id"].to_list()
+    print(f"\n4. User {dataset.users[0]} took last:\n")
+    print_table(["item_id", "title"], history.select("item_id", "title").tail(SHOWN).rows())
+    print("\n   and is recommended:\n")
+    show_recommendations(described(recommender, recommender.recommend(ids, top=5)))
+    print(
+        f"\nNext: maskgr recommend {out / 'run'} --history {','.join(ids[-3:])}\n"
+        "      maskgr data inspect YOUR_FOLDER"
+    )

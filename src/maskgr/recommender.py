@@ -1,0 +1,213 @@
+"""Recommender: one set of verbs for every model: train, recommend, save, load."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from safetensors.numpy import load_file, save_file
+
+import maskgr
+from maskgr.artefact import read_manifest, write_folder
+from maskgr.config import TrainConfig
+from maskgr.data.dataset import Dataset
+from maskgr.data.ingest import codes
+from maskgr.data.sequences import Sequences
+from maskgr.data.splits import leave_out, sparsify
+from maskgr.data.tables import read_table
+from maskgr.errors import ArtefactError, RequestError
+from maskgr.models.registry import Model, model_class
+
+KIND, SCHEMA = "run", 1
+
+Unknown = Literal["raise", "skip"]
+ItemId = Any  # whatever scalar the catalogue uses
+
+
+class Recommendation(NamedTuple):
+    """An item as its owner wrote it, and its log-probability of being next."""
+
+    item_id: ItemId
+    score: float
+
+
+@dataclass(frozen=True, eq=False)
+class Recommender:
+    """A trained model with the catalogue that it speaks of."""
+
+    model: Model
+    items: pl.DataFrame  # item_id first; the row is the item's number
+    config: TrainConfig
+    repeats: bool  # whether users come back to an item in the training histories
+    made: Mapping[str, Any] = field(default_factory=dict)  # data fingerprint, versions, time spent
+
+    @classmethod
+    def train(
+        cls,
+        data: Dataset,
+        *,
+        config: TrainConfig | None = None,
+        made: Mapping[str, Any] | None = None,
+    ) -> Recommender:
+        """Trains on what leave-k-out leaves; `made` is kept with the run (see `save`)."""
+        config = config or TrainConfig()
+        start = time.perf_counter()
+        if config.history_limit < 1:
+            raise RequestError(
+                f"a history limit of {config.history_limit} shows the model nothing; use 1 or more"
+            )
+        sequences = sparsify(
+            leave_out(data.histories, config.leave_out).train, config.sparsify, config.seed
+        )
+        model = model_class(config.model).train(data, sequences, config)
+        return cls(
+            model=model,
+            items=data.items,
+            config=config,
+            repeats=bool(sequences.repeats().any()),
+            made={
+                **(made or {}),
+                "fingerprint": data.fingerprint,
+                "provenance": dict(data.provenance),
+                "seconds": round(time.perf_counter() - start, 3),
+                "versions": _versions(),
+            },
+        )
+
+    def recommend(
+        self,
+        histories: Sequence[Any],
+        top: int = 10,
+        *,
+        exclude_seen: bool | None = None,
+        allow: Sequence[ItemId] | None = None,
+        deny: Sequence[ItemId] = (),
+        unknown: Unknown = "raise",
+    ) -> list[Any]:
+        """The `top` next items for one history (IDs, oldest first) or for a list of histories:
+        a list of Recommendation, or a list of such lists.
+
+        exclude_seen: leave out the items of the history; by default where the training histories
+            show that nobody takes an item twice.
+        allow, deny: only these items, none of these items.
+        unknown: an ID that is not in the catalogue raises, or is skipped.
+
+        Fewer than `top` come back only where the filters leave fewer.
+        """
+        many = any(isinstance(h, (list, tuple, np.ndarray, pl.Series)) for h in histories)
+        rows = histories if many else [histories]
+        ranked, scores = self.rank(
+            Sequences.of([self._numbers(row, "the history", unknown) for row in rows]),
+            top,
+            exclude_seen=exclude_seen,
+            allowed=self._allowed(allow, deny, unknown),
+        )
+        ids = self.items["item_id"]
+        answers = [
+            [
+                Recommendation(ids[item], float(score))
+                for item, score in zip(row.tolist(), row_scores.tolist(), strict=True)
+                if item >= 0
+            ]
+            for row, row_scores in zip(ranked, scores, strict=True)
+        ]
+        return answers if many else answers[0]
+
+    def rank(
+        self,
+        histories: Sequences,
+        top: int,
+        *,
+        exclude_seen: bool | None = None,
+        allowed: npt.NDArray[np.bool_] | None = None,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """`recommend` in item numbers: (histories, top) items and scores, -1 where there are none.
+
+        The model sees the most recent `history_limit` items; `exclude_seen` removes all.
+        """
+        if not 1 <= top <= len(self.items):
+            raise RequestError(
+                f"cannot give {top} items of a catalogue of {len(self.items):,}; ask for 1 to "
+                f"{len(self.items):,}"
+            )
+        if exclude_seen is None:
+            exclude_seen = not self.repeats
+        if allowed is None:
+            allowed = np.ones(len(self.items), dtype=bool)
+        recent = histories.last(self.config.history_limit)
+        return self.model.rank(recent, top, allowed, histories if exclude_seen else None)
+
+    def _numbers(
+        self, ids: Sequence[ItemId], where: str, unknown: Unknown
+    ) -> npt.NDArray[np.int32]:
+        if not len(ids):
+            return np.empty(0, dtype=np.int32)
+        given = pl.Series("item_id", ids, strict=False)
+        catalogue = self.items["item_id"]
+        if given.dtype != catalogue.dtype:
+            given = given.cast(catalogue.dtype, strict=False)
+        numbers = codes(given, catalogue).to_numpy()
+        if unknown == "raise" and (numbers < 0).any():
+            stranger = list(ids)[int(np.argmax(numbers < 0))]
+            raise RequestError(
+                f"item {stranger!r} of {where} is not in the catalogue; remove it, or pass "
+                "unknown='skip' (--unknown skip)"
+            )
+        known: npt.NDArray[np.int32] = numbers[numbers >= 0]
+        return known
+
+    def _allowed(
+        self, allow: Sequence[ItemId] | None, deny: Sequence[ItemId], unknown: Unknown
+    ) -> npt.NDArray[np.bool_]:
+        allowed = np.ones(len(self.items), dtype=bool)
+        if allow is not None:
+            allowed[:] = False
+            allowed[self._numbers(allow, "the allow list", unknown)] = True
+        allowed[self._numbers(deny, "the deny list", unknown)] = False
+        if not allowed.any():
+            raise RequestError("the allow and deny lists leave no item; allow more or deny fewer")
+        return allowed
+
+    def save(self, path: Path | str) -> None:
+        """As a run folder: the model's tensors, the catalogue, and how it was made."""
+        config = {"train": asdict(self.config), "repeats": self.repeats, "made": dict(self.made)}
+        with write_folder(path, KIND, SCHEMA, config) as folder:
+            save_file(dict(self.model.tensors()), folder / "model.safetensors")
+            self.items.write_parquet(folder / "items.parquet")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Recommender:
+        path = Path(path)
+        manifest = read_manifest(path, KIND, SCHEMA)
+        try:
+            config = TrainConfig(**manifest.config["train"])
+            made, repeats = manifest.config["made"], bool(manifest.config["repeats"])
+        except (KeyError, TypeError) as error:
+            raise ArtefactError(f"{path} is damaged ({error}); train it again") from error
+        return cls(
+            model=model_class(config.model).from_tensors(
+                load_file(path / "model.safetensors"), config
+            ),
+            items=read_table(path / "items.parquet"),
+            config=config,
+            repeats=repeats,
+            made=made,
+        )
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "maskgr": maskgr.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "polars": pl.__version__,
+        "platform": sys.platform,
+    }
