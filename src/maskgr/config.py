@@ -90,7 +90,7 @@ class QuantizerConfig:
     """Widths of the RQ-VAE encoder's hidden layers; the decoder mirrors them."""
     rqvae_latent: int = 32
     """Width of the space in which the RQ-VAE quantises."""
-    rqvae_steps: int = 2000
+    rqvae_steps: int = 1500
     """Optimiser steps of the RQ-VAE."""
     rqvae_batch: int = 1024
     """Vectors a step of the RQ-VAE."""

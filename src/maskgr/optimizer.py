@@ -1,0 +1,49 @@
+"""The optimiser that everything here is trained with: AdamW, warm-up and cosine, clipping."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def build_optimizer(
+    model: nn.Module, learning_rate: float, weight_decay: float
+) -> torch.optim.AdamW:
+    """AdamW with weight decay on the matrices that multiply, and on nothing else.
+
+    Biases and gains set a scale that decay would fight. Tables that are looked up (`nn.Embedding`)
+    get a gradient only in the rows that were seen, while decay would pull all rows, every step:
+    it would wear rare tokens away.
+    """
+    tables = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed = [p for p in trained if p.ndim >= 2 and id(p) not in tables]
+    kept = {id(p) for p in decayed}
+    groups = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": [p for p in trained if id(p) not in kept], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=learning_rate)
+
+
+def schedule(step: int, total: int, warmup: int) -> float:
+    """The factor on the peak learning rate at `step` (from 0): up linearly, down as a cosine.
+
+    The first step is not wasted (it has 1 / warmup, not 0) and the last is close to 0.
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min((step - warmup) / max(total - warmup, 1), 1.0)
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def clip_gradients(model: nn.Module, limit: float) -> Tensor:
+    """Scales all gradients so that their common norm is at most `limit`; returns what it was."""
+    return nn.utils.clip_grad_norm_(model.parameters(), limit)
