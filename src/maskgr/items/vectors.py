@@ -1,0 +1,85 @@
+"""The vectors that quantisers see: checked, as float32, of unit length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from maskgr.errors import DataError
+
+Floats = npt.NDArray[np.float32]
+Digits = npt.NDArray[np.int32]
+
+# Subtracting float32 vectors of length 1 leaves noise of about 1e-7; scaled up to length 1 that
+# noise would be quantised as if it meant something.
+NOISE = 1e-6
+CHUNK = 65_536
+
+
+def normalise(vectors: npt.ArrayLike) -> Floats:
+    """(n, d) rows of length 1: a vector's direction is all that any quantiser looks at."""
+    rows = np.array(vectors, dtype=np.float32)  # a copy, worked on in place
+    if rows.ndim != 2 or rows.size == 0:
+        raise DataError(
+            f"embeddings have the shape {rows.shape}; give a matrix with one row an item"
+        )
+    peaks = np.maximum(rows.max(axis=1), -rows.min(axis=1))  # (n,)
+    _refuse_rows(~np.isfinite(peaks), "has a NaN or infinite value; mend or drop that item")
+    _refuse_rows(
+        peaks == 0, "is all zeros, which has no direction; give that item a text or drop it"
+    )
+    rows /= peaks[:, None]  # first, or squares of very large or small values leave float32
+    rows /= np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
+    return rows
+
+
+def unit(residuals: Floats) -> Floats:
+    """Rows of length 1, and zeros for the rows that are nothing but rounding noise."""
+    lengths = np.sqrt(np.einsum("nd,nd->n", residuals, residuals))
+    scale = np.where(lengths > NOISE, 1 / np.maximum(lengths, NOISE), 0).astype(np.float32)
+    return residuals * scale[:, None]
+
+
+def require_distinct(rows: Floats, codes: int) -> None:
+    """Refuses what cannot fill a codebook: fewer different rows than codes."""
+    distinct = len(distinct_rows(rows, np.arange(len(rows)), codes))
+    if distinct >= codes:
+        return
+    if distinct == 1 and len(rows) > 1:
+        raise DataError(
+            f"all {len(rows)} embeddings are equal (row 1 repeats row 0, and so on); "
+            "check that the encoder saw the items' texts"
+        )
+    raise DataError(
+        f"{codes} codes need as many different embeddings and there are {distinct} "
+        f"({len(rows)} items); lower --codes to {distinct} or less"
+    )
+
+
+def distinct_rows(rows: Floats, order: npt.NDArray[np.integer], limit: int) -> list[int]:
+    """The first `limit` indices in `order` whose rows differ from all before them."""
+    seen: set[bytes] = set()
+    found: list[int] = []
+    for index in order.tolist():
+        if len(found) == limit:
+            break
+        key = rows[index].tobytes()
+        if key not in seen:
+            seen.add(key)
+            found.append(index)
+    return found
+
+
+def chunks(count: int) -> Iterator[slice]:
+    """Slices that cover `count` rows, so that temporary arrays stay small."""
+    return (slice(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
+
+
+def _refuse_rows(bad: npt.NDArray[np.bool_], problem: str) -> None:
+    if not bad.any():
+        return
+    others = int(bad.sum()) - 1
+    also = f" ({others} more rows too)" if others else ""
+    raise DataError(f"row {int(bad.argmax())} of the embeddings{also} {problem}")
