@@ -30,9 +30,8 @@ def write_log(folder: Path, interactions: int) -> None:
     items = max(10, users // 10)
     user = rng.integers(users, size=interactions)
     item = (items * rng.random(interactions) ** 3).astype(np.int64)  # a few items take most
-    pl.DataFrame(
-        {"user_id": user, "item_id": item, "timestamp": rng.integers(10**9, 2 * 10**9, interactions)}
-    ).with_columns(
+    times = rng.integers(10**9, 2 * 10**9, interactions)
+    pl.DataFrame({"user_id": user, "item_id": item, "timestamp": times}).with_columns(
         pl.format("user-{}", pl.col("user_id")).alias("user_id"),
         pl.format("item-{}", pl.col("item_id")).alias("item_id"),
     ).write_parquet(folder / "interactions.parquet")
@@ -88,7 +87,8 @@ def main() -> None:
     base, own = found.values()
     ratios = {key: own[key] / base[key] for key in base}
     if options.json:
-        print(json.dumps({"interactions": options.interactions, **found, "ratio": ratios}, indent=2))
+        answer = {"interactions": options.interactions, **found, "ratio": ratios}
+        print(json.dumps(answer, indent=2))
         return
     print(f"{options.interactions:,} interactions")
     for side, row in found.items():

@@ -53,7 +53,7 @@ def test_version(maskgr: Callable[..., Outcome]) -> None:
         (["recommend", "x", "--unknown", "eat"], "error: --unknown eat is not a choice"),
         (["data", "fetch", "netflix"], "error: 'netflix' is neither a folder nor a source"),
         (["data", "fetch", "beauty", "--set", "users=5"], "error: beauty has no parameters"),
-        (["data", "fetch", "synthetic", "--set", "size=5"], "error: there is no parameter 'size'"),
+        (["data", "fetch", "synthetic", "--set", "size=5"], "error: --set size=5 is not key=value"),
         (["data", "fetch", "synthetic", "--set", "users=x"], "error: --set users=x: 'x' is not a"),
         (["data", "fetch", "synthetic", "--set", "users=0"], "error: the generated shop's users"),
     ],

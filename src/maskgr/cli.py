@@ -8,18 +8,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+import typer.core
 
 import maskgr
-from maskgr.config import DataConfig, SyntheticConfig, TrainConfig
+from maskgr.config import (
+    DataConfig,
+    EncoderConfig,
+    QuantizerConfig,
+    SyntheticConfig,
+    TrainConfig,
+)
 from maskgr.console import (
     described,
     print_json,
     show_evaluation,
     show_inspection,
     show_notes,
+    show_portrait,
     show_recommendations,
+    show_report,
 )
 from maskgr.errors import ArtefactError, MaskGRError, RequestError
+from maskgr.settings import parse_settings, split_settings
 
 if TYPE_CHECKING:
     from maskgr.data.dataset import Dataset
@@ -33,6 +43,23 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Fetch a built-in dataset, look at your own.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+
+
+class _DefaultMake(typer.core.TyperGroup):
+    """`maskgr sids DATA` means `maskgr sids make DATA`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["make", *args]
+        return super().parse_args(ctx, args)
+
+
+sids_app = typer.Typer(
+    help="Semantic IDs: `maskgr sids DATA --out SIDS` makes them, `show` explains one.",
+    cls=_DefaultMake,
+    no_args_is_help=True,
+)
+app.add_typer(sids_app, name="sids")
 
 DataArgument = Annotated[
     str, typer.Argument(metavar="DATA", help="A dataset folder, or a source: synthetic, beauty, …")
@@ -89,7 +116,9 @@ def data_fetch(
 
     if settings and name != SYNTHETIC:
         raise RequestError(f"{name} has no parameters to --set; only {SYNTHETIC} has")
-    dataset = fetch(name, synthetic=SyntheticConfig(**_settings(SyntheticConfig, settings or [])))
+    dataset = fetch(
+        name, synthetic=SyntheticConfig(**parse_settings(SyntheticConfig, settings or []))
+    )
     if out is not None:
         dataset.save(out)
     show_inspection(inspect_dataset(dataset).to_dict(), as_json)
@@ -115,6 +144,91 @@ def data_inspect(
     show_inspection(report.to_dict(), as_json)
     if not report.usable:
         raise typer.Exit(1)
+
+
+@sids_app.command("make")
+def sids_make(
+    data: DataArgument,
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    encoder: Annotated[
+        str,
+        typer.Option(
+            help="wordllama, sentence-transformers:MODEL, huggingface:MODEL, or embeddings "
+            "(the dataset's own)."
+        ),
+    ] = EncoderConfig.encoder,
+    template: Annotated[
+        str | None, typer.Option(help="How columns become text, e.g. '{title}; by {brand}'.")
+    ] = None,
+    quantizer: Annotated[
+        str, typer.Option(help="residual-kmeans, rqvae, pq, opq, random or item-id.")
+    ] = QuantizerConfig.quantizer,
+    levels: Annotated[int, typer.Option(help="Digits of an ID.")] = QuantizerConfig.levels,
+    codes: Annotated[int, typer.Option(help="Codes a level.")] = QuantizerConfig.codes,
+    unique: Annotated[
+        str, typer.Option(help="Items with equal digits: append, reassign or share.")
+    ] = "append",
+    seed: Annotated[int, typer.Option(help="Same seed, same IDs.")] = QuantizerConfig.seed,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another setting of encoder or quantiser."),
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the report to this PNG.")] = None,
+    k_core: KCore = DataConfig.k_core,
+    unknown_items: UnknownItems = DataConfig.unknown_items,
+    unused_items: UnusedItems = DataConfig.unused_items,
+    repeats: Repeats = DataConfig.repeats,
+    as_json: Json = False,
+) -> None:
+    """Text -> embeddings -> semantic IDs, with a report on their quality."""
+    from maskgr.data.open import open_dataset
+    from maskgr.items.report import report
+    from maskgr.items.semantic_ids import SemanticIds
+
+    encoder_set, quantizer_set = split_settings(settings or [], EncoderConfig, QuantizerConfig)
+    dataset = open_dataset(data, _data_config(k_core, unknown_items, unused_items, repeats))
+    show_notes(dataset)
+    sids = SemanticIds.make(
+        dataset,
+        encoder=EncoderConfig(encoder=encoder, template=template, **encoder_set),
+        quantizer=QuantizerConfig(
+            quantizer=quantizer,  # type: ignore[arg-type]
+            levels=levels,
+            codes=codes,
+            seed=seed,
+            **quantizer_set,
+        ),
+        unique=unique,  # type: ignore[arg-type]
+        progress=sys.stderr.isatty(),
+    )
+    found = report(sids)
+    sids.save(out, report=found.to_dict())
+    if picture is not None:
+        from maskgr.items.picture import draw
+
+        draw(sids, found, picture)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        show_report(found)
+        print(f"saved to {out}")
+
+
+@sids_app.command("show")
+def sids_show(
+    sids: Annotated[Path, typer.Argument(metavar="SIDS", help="A folder that sids wrote.")],
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="An item's ID.")],
+    as_json: Json = False,
+) -> None:
+    """An item's digits, what each prefix has in common, and its neighbours."""
+    from maskgr.items.report import portrait
+    from maskgr.items.semantic_ids import SemanticIds
+
+    found = portrait(SemanticIds.load(sids), item)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        show_portrait(found)
 
 
 @app.command()
@@ -265,25 +379,6 @@ def _data_config(k_core: int, unknown_items: str, unused_items: str, repeats: st
         if value not in allowed:
             raise RequestError(f"--{name} {value} is not a choice; use {', '.join(allowed)}")
     return DataConfig(k_core, unknown_items, unused_items, repeats)  # type: ignore[arg-type]
-
-
-def _settings(config: type[Any], pairs: list[str]) -> dict[str, Any]:
-    """`key=value` texts as arguments of a configuration class."""
-    from dataclasses import fields
-
-    kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(config)}
-    values = {}
-    for pair in pairs:
-        key, _, value = pair.partition("=")
-        if key not in kinds:
-            raise RequestError(f"there is no parameter {key!r}; choose from {', '.join(kinds)}")
-        try:
-            values[key] = kinds[key](value)
-        except ValueError:
-            raise RequestError(
-                f"--set {pair}: {value!r} is not a valid {kinds[key].__name__}; give a number"
-            ) from None
-    return values
 
 
 def _cutoffs(text: str) -> list[int]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from maskgr.data.dataset import Dataset
     from maskgr.evaluation.metrics import Mean
     from maskgr.evaluation.protocol import Evaluation
+    from maskgr.items.report import Portrait, Report
     from maskgr.recommender import Recommendation, Recommender
 
 
@@ -107,6 +108,57 @@ def show_evaluation(model: str, split: str, result: Evaluation) -> None:
 
 def _percent(value: Mean) -> str:
     return f"{100 * value.mean:.2f} ± {50 * (value.high - value.low):.2f}"
+
+
+def show_report(report: Report) -> None:
+    """Are these semantic IDs good?"""
+    rows = [
+        (
+            "appended" if level.appended else str(place),
+            level.codes,
+            level.codes_used,
+            round(level.perplexity, 1),
+            "-" if level.appended else f"{level.reconstruction_error:.4f}",
+        )
+        for place, level in enumerate(report.levels, 1)
+    ]
+    columns = ["level", "codes", "used", "perplexity", "reconstruction error"]
+    print_table(columns, rows, title=f"{report.items:,} items")
+    rise = report.error_after / report.error_before - 1 if report.error_before else 0.0
+    facts = {
+        "unique before": f"{report.unique_share_before:.2%} of items, largest collision "
+        f"{report.largest_collision}",
+        "unique after": f"{report.unique_share_after:.2%} of items, error {rise:+.2%}",
+    }
+    for seen in report.agreement:
+        within = ((seen.same_first_digit, "first digit"), (seen.same_first_two, "first two"))
+        facts[f"same {seen.column}"] = f"{seen.chance:.2%} of all pairs" + "".join(
+            f", {share:.1%} with the same {what}" for share, what in within if share is not None
+        )
+    print_facts(facts)
+
+
+def show_portrait(portrait: Portrait) -> None:
+    """One item's digits, prefixes and neighbours."""
+    print_facts({**portrait.item, "digits": "-".join(map(str, portrait.digits))})
+    prefixes = [
+        (
+            "-".join(map(str, prefix.digits)),
+            prefix.items,
+            ", ".join(f"{word} {share:.0%}" for word, share in prefix.words),
+        )
+        for prefix in portrait.prefixes
+    ]
+    print()
+    print_table(["prefix", "items", "in common"], prefixes)
+    print()
+    if portrait.neighbours:
+        names = list(portrait.neighbours[0])
+        rows = [
+            ["-".join(map(str, n["digits"])) if name == "digits" else n[name] for name in names]
+            for n in portrait.neighbours
+        ]
+        print_table(names, rows, title="nearest by embedding")
 
 
 def _shown(cell: Any) -> str:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from maskgr.config import SyntheticConfig
-from maskgr.console import described, print_table, show_evaluation, show_recommendations
+from maskgr.config import QuantizerConfig, SyntheticConfig
+from maskgr.console import (
+    described,
+    print_table,
+    show_evaluation,
+    show_recommendations,
+    show_report,
+)
 from maskgr.data.open import from_shop
 from maskgr.data.splits import leave_out
 from maskgr.data.synthetic import generate
 from maskgr.evaluation.protocol import evaluate
+from maskgr.items.report import report
+from maskgr.items.semantic_ids import SemanticIds
 from maskgr.recommender import Recommender
 
 SHOWN = 6  # items of the example history
 
 
 def run_demo(out: Path) -> None:
-    """Data, training, evaluation beside the best possible, one user's recommendations."""
+    """Data, semantic IDs, training, evaluation beside the oracle, one user's recommendations."""
     shop = generate(SyntheticConfig())
     dataset = from_shop(shop)
     dataset.save(out / "data")
@@ -25,21 +33,28 @@ def run_demo(out: Path) -> None:
         f"{len(dataset.histories.values):,} events -> {out / 'data'}"
     )
 
+    sids = SemanticIds.make(dataset, quantizer=QuantizerConfig(levels=3, codes=64))
+    found = report(sids)
+    sids.save(out / "sids", report=found.to_dict())
+    print(f"2. Semantic IDs of its items, from their text alone -> {out / 'sids'}\n")
+    show_report(found)
+
     recommender = Recommender.train(dataset, made={"data": str((out / "data").absolute())})
     recommender.save(out / "run")
-    print(f"2. Trained {recommender.config.model} -> {out / 'run'}")
+    print(f"\n3. Trained {recommender.config.model} -> {out / 'run'}")
 
-    print("3. Evaluated beside the oracle, which knows how the shop's users choose:\n")
+    print("4. Evaluated beside the oracle, which knows how the shop's users choose:\n")
     test = leave_out(dataset.histories).test
     show_evaluation(recommender.config.model, "test", evaluate(recommender, test, shop=shop))
 
     history = dataset.items[test.histories[0]]
     ids = history["item_id"].to_list()
-    print(f"\n4. User {dataset.users[0]} took last:\n")
+    print(f"\n5. User {dataset.users[0]} took last:\n")
     print_table(["item_id", "title"], history.select("item_id", "title").tail(SHOWN).rows())
     print("\n   and is recommended:\n")
     show_recommendations(described(recommender, recommender.recommend(ids, top=5)))
     print(
         f"\nNext: maskgr recommend {out / 'run'} --history {','.join(ids[-3:])}\n"
+        f"      maskgr sids show {out / 'sids'} {ids[-1]}\n"
         "      maskgr data inspect YOUR_FOLDER"
     )

@@ -95,7 +95,13 @@ def test_same_seed_same_result(maskgr: Callable[..., Outcome], tmp_path: Path) -
 def test_demo(maskgr: Callable[..., Outcome], tmp_path: Path) -> None:
     outcome = maskgr("demo", "--out", tmp_path / "demo")
     assert outcome.code == 0, outcome.err
-    for part in ("1. A generated shop", "2. Trained", "of oracle", "is recommended"):
+    for part in (
+        "1. A generated shop",
+        "2. Semantic IDs",
+        "3. Trained",
+        "of oracle",
+        "is recommended",
+    ):
         assert part in outcome.out
     assert maskgr("demo", "--out", tmp_path / "demo").code == 0  # and again over the old one
 
