@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,80 @@ class QuantizerConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """What is trained, on which part of the histories."""
+class NetworkConfig:
+    """The transformer that fills in masked digits."""
 
-    model: str = "popularity"
+    layers: int = 4
+    width: int = 128
+    """Entries of a token's state."""
+    heads: int = 4
+    """Attention heads, each with an equal part of the width."""
+    hidden: int = 512
+    """Entries between the two linear maps of a layer."""
+    dropout: float = 0.1
+    """Share of entries dropped from the embeddings and from what each layer adds."""
+    attention: Literal["full", "isolated", "causal"] = "full"
+    """Who sees whom: everybody (paper), the history not the item being predicted, an item itself
+    and earlier ones."""
+    logits: Literal["level", "vocabulary"] = "level"
+    """Over which tokens probabilities are normalised: the level's own, or all (paper)."""
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What is masked in training, and what a masked digit may be."""
+
+    masking: Literal["diffusion", "fixed"] = "diffusion"
+    """A noise level drawn for each sequence (paper), or the same for all (BERT4Rec)."""
+    fixed_ratio: float = 0.15
+    """The noise level where masking is fixed."""
+    last_item_share: float = 0.0
+    """Share of sequences in which only digits of the last item are masked: what inference meets."""
+    whole_item: float = 0.0
+    """Share of the other sequences in which items are masked whole or not at all."""
+    catalogue_aware: bool = False
+    """A digit's probabilities run over the codes that some item with the revealed digits has."""
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How long and how a network is trained."""
+
+    steps: int = 1000
+    """Optimiser steps; the learning rate falls to zero over them."""
+    minutes: float = 0.0
+    """If set, a wall-clock budget instead of `steps`: the schedule is fitted to it."""
+    token_budget: int = 16_384
+    """Tokens of a batch, at most."""
+    accumulate: int = 1
+    """Batches an optimiser step."""
+    learning_rate: float = 1e-3
+    """Peak, after warm-up."""
+    warmup: float = 0.05
+    """Share of the steps over which the learning rate rises."""
+    weight_decay: float = 1e-3
+    """On matrices only."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    ema: float = 0.999
+    """Decay of the averaged weights, which are what is validated and kept; 0 keeps the last."""
+    validations: int = 20
+    """How often, evenly over the steps, recall@10 is measured on a fixed sample of users."""
+    validation_users: int = 2000
+    """Users of that sample."""
+    patience: int = 0
+    """Stop after so many validations without a better recall@10; 0 never does."""
+    checkpoint_minutes: float = 2.0
+    """Between checkpoints, which are what an interrupted run resumes from."""
+    device: str = "auto"
+    """auto (cuda, else mps, else cpu) or a torch device."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """All of a run: what is trained, on which part of the histories, and how."""
+
+    model: str = "maskgr"
     """One of `maskgr.models.registry.MODELS`."""
     leave_out: int = 1
     """Items held out at each history's end, for the test and again for the validation."""
@@ -120,3 +191,43 @@ class TrainConfig:
     """How many of a user's most recent items the model sees when it recommends."""
     seed: int = 0
     """Fixes every random choice."""
+    unique: Literal["append", "reassign", "share"] = "append"
+    """What happens to items with equal digits."""
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """The inverse of `dataclasses.asdict`, also after a way through JSON."""
+        parts = {
+            f.name: type(f.default_factory()) for f in fields(cls) if callable(f.default_factory)
+        }
+        return cls(**{k: _of(parts[k], v) if k in parts else v for k, v in values.items()})
+
+
+def _of(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    # JSON has lists where the dataclasses have tuples.
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+PRESETS = {
+    # Seconds to minutes: for tests and the demo.
+    "tiny": TrainConfig(
+        quantizer=QuantizerConfig(levels=3, codes=64),
+        network=NetworkConfig(layers=2, width=64, heads=2, hidden=256),
+        loop=LoopConfig(steps=600, token_budget=8192, learning_rate=3e-3, validations=6),
+    ),
+    # A laptop, over lunch.
+    "cpu": TrainConfig(loop=LoopConfig(minutes=90, learning_rate=2e-3)),
+    # As published: Section 4.1 and the appendix. Its batch of 8,192 histories is 17 budgets.
+    "paper": TrainConfig(
+        network=NetworkConfig(
+            layers=8, width=128, heads=8, hidden=3072, dropout=0.25, logits="vocabulary"
+        ),
+        quantizer=QuantizerConfig(components=0),
+        loop=LoopConfig(steps=20_000, accumulate=17, learning_rate=5e-3, ema=0.0),
+    ),
+}

@@ -1,0 +1,119 @@
+"""Equation 3 of the paper: the negative ELBO that training minimises and validation reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from maskgr.config import ObjectiveConfig
+from maskgr.diffusion.layout import Layout
+from maskgr.diffusion.noise import Noise, draw_noise
+
+
+class Network(Protocol):
+    """What the objective asks of a network (see `maskgr.models.network`)."""
+
+    training: bool
+
+    @property
+    def digits(self) -> int: ...
+    @property
+    def mask_token(self) -> int: ...
+    def tokenise(self, digits: Tensor) -> Tensor: ...
+    def hidden(self, tokens: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor: ...
+    def log_probs(self, hidden: Tensor, level: int, allowed: Tensor | None = None) -> Tensor: ...
+    def train(self, mode: bool = True) -> object: ...
+
+
+class AllowedCodes(Protocol):
+    """What the objective asks of a catalogue."""
+
+    def allowed(self, level: int, digits: Tensor, revealed: Tensor) -> Tensor:
+        """(rows, codes) the codes at `level` of the items that agree with `digits` (rows, digits)
+        wherever `revealed` (rows, digits) holds. `level` itself is not revealed."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """Kept as a sum and a count, so that parts of a batch, on one machine or on many, add up."""
+
+    total: Tensor  # () nats
+    tokens: Tensor  # () how many tokens it speaks for
+
+    @property
+    def mean(self) -> Tensor:
+        """Nats a token: equation 3 divided by the number of tokens."""
+        return self.total / self.tokens
+
+
+def masked_rows(masked: Tensor, digits: int) -> tuple[Tensor, list[int]]:
+    """(rows,) the masked tokens, level after level, and how many each level has.
+
+    In this order the logits of a level are one product with that level's codebook.
+    """
+    by_level = masked.view(-1, digits).t()  # (digits, items)
+    level, item = by_level.nonzero(as_tuple=True)
+    return item * digits + level, by_level.sum(1).tolist()
+
+
+def negative_elbo(
+    network: Network,
+    digits: Tensor,
+    layout: Layout,
+    noise: Noise,
+    catalogue: AllowedCodes | None = None,
+) -> Loss:
+    """Sum over masked tokens of -log p(token | masked sequence) / noise level (equation 3).
+
+    `digits`: (items, digits) of all sequences, in the layout's order. With a `catalogue` a
+    digit's probabilities run only over codes that some item with the revealed digits has.
+    """
+    rows, counts = masked_rows(noise.masked, network.digits)
+    noisy = network.tokenise(digits).masked_fill(noise.masked, network.mask_token)
+    hidden = network.hidden(noisy, layout, rows)  # (rows, width)
+    revealed = ~noise.masked.view_as(digits)
+    parts = zip(
+        torch.split(hidden, counts), torch.split(rows // network.digits, counts), strict=True
+    )
+    scores = []
+    for level, (states, items) in enumerate(parts):
+        true = digits[items]  # (rows of the level, digits)
+        allowed = catalogue.allowed(level, true, revealed[items]) if catalogue else None
+        log_probs = network.log_probs(states, level, allowed)  # (rows of the level, codes)
+        scores.append(log_probs.gather(1, true[:, level, None].long()).squeeze(1))
+    weights = 1 / noise.levels[layout.sequences[rows]]
+    return Loss(-(weights * torch.cat(scores)).sum(), noise.tokens)
+
+
+@torch.no_grad()
+def validation_bound(
+    network: Network,
+    batches: Iterable[tuple[Tensor, Layout]],
+    seed: int,
+    catalogue: AllowedCodes | None = None,
+) -> float:
+    """Nats an item: what equation 3 says about held-out sequences, each `(digits, layout)`.
+
+    An upper bound on their negative log-likelihood in expectation over masks. Always the paper's
+    own masking, in evaluation mode, and the same masks for the same seed: values of one run can
+    be compared with each other, and with those of other options of training.
+    """
+    was_training = network.training
+    network.train(False)
+    generator = None
+    nats = items = 0.0
+    try:
+        for digits, layout in batches:
+            if generator is None:
+                generator = torch.Generator(digits.device).manual_seed(seed)
+            noise = draw_noise(layout.sequences, network.digits, ObjectiveConfig(), generator)
+            nats += float(negative_elbo(network, digits, layout, noise, catalogue).total)
+            items += len(digits)
+    finally:
+        network.train(was_training)
+    return nats / items
