@@ -26,3 +26,20 @@ def pick_device(name: str) -> torch.device:
     if not has.get(device.type, True):
         raise RequestError(f"torch finds no {device.type} device here; give device auto or cpu")
     return device
+
+
+def keep_freed_memory() -> None:
+    """Lets glibc keep what is freed, instead of asking the kernel for fresh pages every step.
+
+    Training frees and takes the same large blocks again and again; clearing new pages for them
+    was the largest loss of time beside the arithmetic itself.
+    """
+    import ctypes
+    import sys
+
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other libcs do not have it
+        if mallopt is not None:
+            never_map, never_trim = (-4, 0), (-1, -1)
+            mallopt(*never_map)
+            mallopt(*never_trim)

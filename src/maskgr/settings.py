@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from maskgr.errors import RequestError
@@ -28,7 +28,8 @@ def split_settings(pairs: Sequence[str], *configs: type[Any]) -> list[dict[str, 
 
 
 def _defaults(config: type[Any]) -> dict[str, Any]:
-    return {f.name: f.default for f in fields(config)}
+    """The settings that one word can hold: not the nested dataclasses."""
+    return {f.name: f.default for f in fields(config) if f.default is not MISSING}
 
 
 def _value(pair: str, text: str, default: Any) -> Any:

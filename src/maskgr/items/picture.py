@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from maskgr.artefact import write_file
-from maskgr.errors import RequestError
 from maskgr.items.report import Report
 from maskgr.items.semantic_ids import SemanticIds
 from maskgr.items.vectors import normalise
+from maskgr.pictures import new_figure, save_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,15 +21,7 @@ POINTS = 20_000  # of the map: more hide each other
 
 def draw(sids: SemanticIds, report: Report, file: Path) -> None:
     """Writes a PNG."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RequestError(
-            "a picture needs matplotlib; pip install 'maskgr[plots]', or leave --picture out"
-        ) from error
-    figure = Figure(figsize=(12, 9), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(12, 9)
     axes = figure.subplots(2, 2)
     _codes(axes[0, 0], sids)
     _collisions(axes[0, 1], report)
@@ -42,10 +32,7 @@ def draw(sids: SemanticIds, report: Report, file: Path) -> None:
         f"{report.unique_share_before:.1%} unique before, {report.unique_share_after:.1%} after "
         f"“{sids.unique}”"
     )
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    with write_file(file) as draft:
-        draft.write_bytes(content.getvalue())
+    save_png(figure, file)
 
 
 def _codes(axes: Axes, sids: SemanticIds) -> None:

@@ -1,0 +1,58 @@
+"""Checkpoints: whole or not there, the last two kept, so that one damaged folder costs minutes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from maskgr.artefact import read_manifest, write_folder
+from maskgr.errors import ArtefactError
+
+KIND, SCHEMA = "checkpoint", 1
+KEPT = 2
+TENSORS = "state.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that resuming needs."""
+
+    step: int
+    state: dict[str, Any]  # numbers and texts
+    tensors: dict[str, Tensor]
+
+
+def save_checkpoint(
+    run: Path, step: int, state: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Writes `checkpoints/STEP` below `run` and removes all but the newest."""
+    folder = run / "checkpoints"
+    with write_folder(folder / f"{step:010}", KIND, SCHEMA, {"step": step, **state}) as draft:
+        save_file({name: t.contiguous() for name, t in tensors.items()}, draft / TENSORS)
+    for old in _newest_first(folder)[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(run: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; a damaged one is named, and the one before it used."""
+    for folder in _newest_first(run / "checkpoints"):
+        try:
+            state = read_manifest(folder, KIND, SCHEMA).config
+            return Checkpoint(int(state["step"]), state, load_file(folder / TENSORS))
+        except (ArtefactError, SafetensorError, KeyError, OSError) as error:
+            print(f"warning: {error}; going on from the checkpoint before it", file=sys.stderr)
+    return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if p.name.isdigit()), reverse=True)

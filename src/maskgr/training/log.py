@@ -1,0 +1,158 @@
+"""What a run says of itself: a progress bar, log.csv, TensorBoard where installed, a picture."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import Tensor
+
+from maskgr.artefact import write_file
+
+if TYPE_CHECKING:
+    from maskgr.training.loop import State
+
+COLUMNS = (
+    "step", "epoch", "seconds", "tokens", "loss", "learning_rate", "gradient_norm",
+    "tokens_per_second", "bound", "recall@10",
+)  # fmt: skip
+EVERY = 10  # steps between rows: reading a loss makes an accelerator wait
+
+
+class RunLog:
+    """Rows of numbers, as they come; silent in every process but the writing one."""
+
+    def __init__(self, run: Path, *, writes: bool = True, progress: bool = False) -> None:
+        self.run, self.writes, self.progress = run, writes, progress and writes
+        self._losses: list[Tensor] = []
+        self._clock = (time.perf_counter(), 0)
+        self._shown = {"loss": "-", "best": "-", "rate": "-"}
+
+    def __enter__(self) -> Self:
+        self._stack = contextlib.ExitStack()
+        self._advance = self._stack.enter_context(_bar(self.progress))
+        self._board = self._stack.enter_context(_tensorboard(self.run)) if self.writes else None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def step(self, state: State, loss: Tensor, norm: Tensor, learning_rate: float) -> None:
+        self._losses.append(loss)
+        if state.step % EVERY == 0 or state.step == 1:
+            now, tokens = time.perf_counter(), state.tokens
+            rate = (tokens - self._clock[1]) / max(now - self._clock[0], 1e-9)
+            mean = sum(float(loss) for loss in self._losses) / len(self._losses)
+            self._losses, self._clock = [], (now, tokens)
+            self._shown |= {"loss": f"{mean:.4f}", "rate": f"{rate:,.0f}"}
+            values = {
+                "loss": mean,
+                "learning_rate": learning_rate,
+                "gradient_norm": float(norm),
+                "tokens_per_second": rate,
+            }
+            self._row(state, values)
+        self._advance(state, self._shown)
+
+    def validation(self, state: State, found: dict[str, float]) -> None:
+        self._shown["best"] = f"{100 * state.best:.2f} %"
+        self._row(state, found)
+
+    def rewind(self, step: int) -> None:
+        """Forgets what came after `step`: it will be told again."""
+        if self.writes:
+            rows = [row for row in read_log(self.run) if row["step"] <= step]
+            kept = [[row[column] for column in COLUMNS] for row in rows]
+            with write_file(self.run / "log.csv") as draft:
+                draft.write_text(_csv([list(COLUMNS), *kept]), encoding="utf-8")
+
+    def _row(self, state: State, values: dict[str, float]) -> None:
+        if not self.writes:
+            return
+        row = {
+            "step": state.step,
+            "epoch": state.place.epoch,
+            "seconds": round(state.seconds, 2),
+            "tokens": state.tokens,
+            **{name: float(f"{value:.6g}") for name, value in values.items()},
+        }
+        file = self.run / "log.csv"
+        self.run.mkdir(parents=True, exist_ok=True)
+        new = not file.exists()
+        with file.open("a", encoding="utf-8") as stream:
+            lines = [[row.get(column) for column in COLUMNS]]
+            stream.write(_csv([list(COLUMNS), *lines] if new else lines))
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, state.step)
+
+
+def read_log(run: Path) -> list[dict[str, Any]]:
+    """The rows of log.csv; a last line that was cut off by a kill is left out."""
+    file = run / "log.csv"
+    if not file.exists():
+        return []
+    rows = []
+    for row in csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))):
+        with contextlib.suppress(ValueError, TypeError):
+            rows.append({c: float(row[c]) if row[c] != "" else None for c in COLUMNS})
+    return [{**row, "step": int(row["step"] or 0)} for row in rows]
+
+
+def _csv(rows: list[list[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+@contextlib.contextmanager
+def _tensorboard(run: Path) -> Iterator[Any]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        yield None  # an extra: maskgr[track]
+        return
+    with SummaryWriter(str(run / "tensorboard")) as board:
+        yield board
+
+
+@contextlib.contextmanager
+def _bar(shown: bool) -> Iterator[Any]:
+    if not (shown and sys.stderr.isatty()):
+        yield lambda state, words: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("{task.fields[rate]} tokens/s"),
+        TextColumn("best recall@10 {task.fields[best]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None, loss="-", rate="-", best="-")
+        yield lambda state, words: bar.update(
+            task, completed=state.step, total=state.total, **words
+        )
