@@ -10,6 +10,8 @@ from maskgr import Dataset, Recommender
 from maskgr.config import TrainConfig
 from maskgr.errors import ArtefactError, RequestError
 
+POPULARITY = TrainConfig(model="popularity")
+
 
 def dataset(ids: list[int] | str = "abcdef", repeat: bool = False) -> Dataset:
     """Two users who took everything but the last item; a leads, then b, and so on."""
@@ -22,7 +24,7 @@ def dataset(ids: list[int] | str = "abcdef", repeat: bool = False) -> Dataset:
 
 
 def test_one_history_and_many() -> None:
-    rec = Recommender.train(dataset())
+    rec = Recommender.train(dataset(), config=POPULARITY)
     assert [r.item_id for r in rec.recommend(["a"], top=2)] == ["b", "c"]
     many = rec.recommend([["a"], ["b", "c"], []], top=2)
     assert [[r.item_id for r in row] for row in many] == [["b", "c"], ["a", "d"], ["a", "b"]]
@@ -31,21 +33,21 @@ def test_one_history_and_many() -> None:
 
 
 def test_integer_ids() -> None:
-    rec = Recommender.train(dataset([10, 20, 30, 40]))
+    rec = Recommender.train(dataset([10, 20, 30, 40]), config=POPULARITY)
     assert [r.item_id for r in rec.recommend([10], top=2)] == [20, 30]
     assert [r.item_id for r in rec.recommend(["10"], top=1)] == [20]  # as a command line has it
 
 
 def test_seen_items_go_where_nobody_repeats() -> None:
-    assert Recommender.train(dataset()).recommend(["a"], 1)[0].item_id == "b"
-    rec = Recommender.train(dataset(repeat=True))
+    assert Recommender.train(dataset(), config=POPULARITY).recommend(["a"], 1)[0].item_id == "b"
+    rec = Recommender.train(dataset(repeat=True), config=POPULARITY)
     assert rec.repeats
     assert rec.recommend(["a"], 1)[0].item_id == "a"
     assert rec.recommend(["a"], 1, exclude_seen=True)[0].item_id == "b"
 
 
 def test_allow_and_deny() -> None:
-    rec = Recommender.train(dataset())
+    rec = Recommender.train(dataset(), config=POPULARITY)
     assert [r.item_id for r in rec.recommend(["a"], 3, allow=["e", "c"])] == ["c", "e"]
     assert [r.item_id for r in rec.recommend(["a"], 2, deny=["b", "c"])] == ["d", "e"]
     assert rec.recommend(["a", "c"], 2, allow=["a", "c"]) == []  # all of them seen
@@ -54,7 +56,7 @@ def test_allow_and_deny() -> None:
 
 
 def test_unknown_items() -> None:
-    rec = Recommender.train(dataset())
+    rec = Recommender.train(dataset(), config=POPULARITY)
     with pytest.raises(RequestError, match="item 'ghost' of the history is not in the catalogue"):
         rec.recommend(["a", "ghost"], 1)
     with pytest.raises(RequestError, match="item 'x' of the deny list"):
@@ -65,12 +67,12 @@ def test_unknown_items() -> None:
 @pytest.mark.parametrize("top", [0, -1, 7])
 def test_top_out_of_range(top: int) -> None:
     with pytest.raises(RequestError, match=f"cannot give {top} items of a catalogue of 6; ask for"):
-        Recommender.train(dataset()).recommend(["a"], top)
+        Recommender.train(dataset(), config=POPULARITY).recommend(["a"], top)
 
 
 def test_saved_and_loaded_answers_the_same(tmp_path: Path) -> None:
     rec = Recommender.train(
-        dataset(), config=TrainConfig(sparsify=0.25, seed=3), made={"data": "x"}
+        dataset(), config=TrainConfig(model="popularity", sparsify=0.25, seed=3), made={"data": "x"}
     )
     rec.save(tmp_path / "run")
     again = Recommender.load(tmp_path / "run")
@@ -83,7 +85,7 @@ def test_saved_and_loaded_answers_the_same(tmp_path: Path) -> None:
 
 def test_damaged_runs_are_named(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    Recommender.train(dataset()).save(run)
+    Recommender.train(dataset(), config=POPULARITY).save(run)
     model = (run / "model.safetensors").read_bytes()
     (run / "model.safetensors").write_bytes(model[:-1])
     with pytest.raises(ArtefactError, match=r"model\.safetensors has .* bytes where"):
@@ -97,7 +99,7 @@ def test_damaged_runs_are_named(tmp_path: Path) -> None:
 
 
 def test_unknown_model_and_empty_limit() -> None:
-    with pytest.raises(RequestError, match="there is no model 'magic'; the models are popularity"):
+    with pytest.raises(RequestError, match="there is no model 'magic'; the models are maskgr"):
         Recommender.train(dataset(), config=TrainConfig(model="magic"))
     with pytest.raises(RequestError, match="a history limit of 0 shows the model nothing"):
         Recommender.train(dataset(), config=TrainConfig(history_limit=0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -12,6 +13,7 @@ import typer.core
 
 import maskgr
 from maskgr.config import (
+    PRESETS,
     DataConfig,
     EncoderConfig,
     QuantizerConfig,
@@ -234,45 +236,56 @@ def sids_show(
 @app.command()
 def train(
     data: DataArgument,
-    out: Annotated[Path, typer.Option(help="The run folder to write.")],
-    model: Annotated[str, typer.Option(help="What to train: popularity.")] = TrainConfig.model,
+    out: Annotated[Path, typer.Option(help="The run folder.")],
+    model: Annotated[str | None, typer.Option(help="What to train: maskgr or popularity.")] = None,
+    preset: Annotated[str, typer.Option(help="Settings to start from: tiny, cpu, paper.")] = "cpu",
+    minutes: Annotated[
+        float | None, typer.Option(help="Wall-clock budget; the schedule is fitted to it.")
+    ] = None,
+    sids: Annotated[
+        Path | None, typer.Option(help="Semantic IDs made by maskgr sids; else they are made.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting (see docs/training.md)."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes every random choice.")] = None,
     k_core: KCore = DataConfig.k_core,
     unknown_items: UnknownItems = DataConfig.unknown_items,
     unused_items: UnusedItems = DataConfig.unused_items,
     repeats: Repeats = DataConfig.repeats,
-    leave_out: Annotated[
-        int, typer.Option(help="Items held out a user, for test and again for validation.")
-    ] = TrainConfig.leave_out,
-    sparsify: Annotated[
-        float, typer.Option(help="Share of each training sequence to drop (three items stay).")
-    ] = TrainConfig.sparsify,
-    history_limit: Annotated[
-        int, typer.Option(help="Most recent items of a history that the model sees.")
-    ] = TrainConfig.history_limit,
-    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = TrainConfig.seed,
 ) -> None:
-    """Train a model on a dataset and save it as a run folder."""
-    from dataclasses import asdict
+    """Train a model on a dataset and save it as a run folder.
 
+    Under `torchrun --nproc-per-node N -m maskgr train …` it trains on N devices.
+    """
     from maskgr.data.open import open_dataset
     from maskgr.models.registry import model_class
-    from maskgr.recommender import Recommender
+    from maskgr.run import start_run
 
-    model_class(model)  # a wrong name is told before the data are read
+    config = _train_config(preset, model, minutes, seed, settings or [])
+    model_class(config.model)  # a wrong name is told before the data are read
     data_config = _data_config(k_core, unknown_items, unused_items, repeats)
     dataset = open_dataset(data, data_config)
     show_notes(dataset)
-    where = str(Path(data).absolute()) if Path(data).exists() else data
-    recommender = Recommender.train(
+    recommender = start_run(
+        out,
         dataset,
-        config=TrainConfig(model, leave_out, sparsify, history_limit, seed),
-        made={"data": where, "data_config": asdict(data_config), "command": sys.argv[1:]},
+        config,
+        data=str(Path(data).absolute()) if Path(data).exists() else data,
+        data_config=data_config,
+        sids=sids,
+        resume=resume,
+        progress=sys.stderr.isatty(),
     )
-    recommender.save(out)
-    print(
-        f"trained {model} on {len(dataset.users):,} users and {len(dataset.items):,} items in "
-        f"{recommender.made['seconds']:.1f} s; saved to {out}"
-    )
+    if recommender is not None:
+        print(
+            f"trained {config.model} on {len(dataset.users):,} users and {len(dataset.items):,} "
+            f"items in {recommender.made['seconds']:.1f} s; saved to {out}"
+        )
 
 
 @app.command()
@@ -379,6 +392,29 @@ def _data_config(k_core: int, unknown_items: str, unused_items: str, repeats: st
         if value not in allowed:
             raise RequestError(f"--{name} {value} is not a choice; use {', '.join(allowed)}")
     return DataConfig(k_core, unknown_items, unused_items, repeats)  # type: ignore[arg-type]
+
+
+def _train_config(
+    preset: str, model: str | None, minutes: float | None, seed: int | None, pairs: list[str]
+) -> TrainConfig:
+    """The preset with what the options change."""
+    if preset not in PRESETS:
+        raise RequestError(f"there is no preset {preset!r}; the presets are {', '.join(PRESETS)}")
+    start = PRESETS[preset]
+    parts = ("network", "objective", "loop", "encoder", "quantizer")
+    kinds = [type(getattr(start, part)) for part in parts]
+    own, *changes = split_settings(pairs, TrainConfig, *kinds)
+    own |= {k: v for k, v in (("model", model), ("seed", seed)) if v is not None}
+    loop = changes[parts.index("loop")]
+    if "steps" in loop:
+        loop.setdefault("minutes", 0.0)  # asking for steps ends a preset's minutes
+    if minutes is not None:
+        loop["minutes"] = minutes
+    changed = {
+        part: replace(getattr(start, part), **change)
+        for part, change in zip(parts, changes, strict=True)
+    }
+    return replace(start, **own, **changed)
 
 
 def _cutoffs(text: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from maskgr.config import QuantizerConfig, SyntheticConfig
+from maskgr.config import QuantizerConfig, SyntheticConfig, TrainConfig
 from maskgr.console import (
     described,
     print_table,
@@ -39,7 +39,11 @@ def run_demo(out: Path) -> None:
     print(f"2. Semantic IDs of its items, from their text alone -> {out / 'sids'}\n")
     show_report(found)
 
-    recommender = Recommender.train(dataset, made={"data": str((out / "data").absolute())})
+    recommender = Recommender.train(
+        dataset,
+        config=TrainConfig(model="popularity"),
+        made={"data": str((out / "data").absolute())},
+    )
     recommender.save(out / "run")
     print(f"\n3. Trained {recommender.config.model} -> {out / 'run'}")
 

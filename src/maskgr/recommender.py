@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from safetensors.numpy import load_file, save_file
 
 import maskgr
-from maskgr.artefact import read_manifest, write_folder
-from maskgr.config import TrainConfig
+from maskgr.artefact import is_artefact, read_manifest, write_folder
+from maskgr.config import PRESETS, TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.ingest import codes
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out, sparsify
 from maskgr.data.tables import read_table
 from maskgr.errors import ArtefactError, RequestError
-from maskgr.models.registry import Model, model_class
+from maskgr.models.registry import Model, Workspace, model_class
 
-KIND, SCHEMA = "run", 1
+if TYPE_CHECKING:
+    from maskgr.items.semantic_ids import SemanticIds
+
+KIND, SCHEMA = "recommender", 1
+RECOMMENDER = "recommender"  # where a run folder has it
 
 Unknown = Literal["raise", "skip"]
 ItemId = Any  # whatever scalar the catalogue uses
@@ -54,25 +59,39 @@ class Recommender:
         cls,
         data: Dataset,
         *,
+        preset: str | None = None,
         config: TrainConfig | None = None,
+        sids: SemanticIds | None = None,
+        run: Path | str | None = None,
+        resume: bool = False,
+        progress: bool = False,
         made: Mapping[str, Any] | None = None,
     ) -> Recommender:
-        """Trains on what leave-k-out leaves; `made` is kept with the run (see `save`)."""
-        config = config or TrainConfig()
+        """Trains on what leave-k-out leaves.
+
+        preset, config: `tiny`, `cpu` (the default) or `paper`, or settings of your own.
+        sids: semantic IDs made before; else they are made as the config says.
+        run: a folder for checkpoints and logs, from which an interrupted training goes on with
+            `resume`; without one they are thrown away.
+        made: kept with the run, beside the versions, the data's fingerprint and the time spent.
+        """
+        config = config or preset_config(preset or "cpu")
         start = time.perf_counter()
         if config.history_limit < 1:
             raise RequestError(
                 f"a history limit of {config.history_limit} shows the model nothing; use 1 or more"
             )
-        sequences = sparsify(
-            leave_out(data.histories, config.leave_out).train, config.sparsify, config.seed
-        )
-        model = model_class(config.model).train(data, sequences, config)
+        split = leave_out(data.histories, config.leave_out)
+        split = replace(split, train=sparsify(split.train, config.sparsify, config.seed))
+        with contextlib.ExitStack() as stack:
+            folder = Path(run or stack.enter_context(TemporaryDirectory(prefix="maskgr-")))
+            work = Workspace(folder, resume, progress, sids)
+            model = model_class(config.model).train(data, split, config, work)
         return cls(
             model=model,
             items=data.items,
             config=config,
-            repeats=bool(sequences.repeats().any()),
+            repeats=bool(split.train.repeats().any()),
             made={
                 **(made or {}),
                 "fingerprint": data.fingerprint,
@@ -177,30 +196,37 @@ class Recommender:
         return allowed
 
     def save(self, path: Path | str) -> None:
-        """As a run folder: the model's tensors, the catalogue, and how it was made."""
+        """As one folder: the model, the catalogue, and how it was made."""
         config = {"train": asdict(self.config), "repeats": self.repeats, "made": dict(self.made)}
         with write_folder(path, KIND, SCHEMA, config) as folder:
-            save_file(dict(self.model.tensors()), folder / "model.safetensors")
+            self.model.save(folder)
             self.items.write_parquet(folder / "items.parquet")
 
     @classmethod
     def load(cls, path: Path | str) -> Recommender:
+        """From a folder that `save` wrote, or from a run folder."""
         path = Path(path)
+        if is_artefact(path / RECOMMENDER):
+            path = path / RECOMMENDER
         manifest = read_manifest(path, KIND, SCHEMA)
         try:
-            config = TrainConfig(**manifest.config["train"])
+            config = TrainConfig.from_dict(manifest.config["train"])
             made, repeats = manifest.config["made"], bool(manifest.config["repeats"])
         except (KeyError, TypeError) as error:
             raise ArtefactError(f"{path} is damaged ({error}); train it again") from error
         return cls(
-            model=model_class(config.model).from_tensors(
-                load_file(path / "model.safetensors"), config
-            ),
+            model=model_class(config.model).load(path, config),
             items=read_table(path / "items.parquet"),
             config=config,
             repeats=repeats,
             made=made,
         )
+
+
+def preset_config(name: str) -> TrainConfig:
+    if name not in PRESETS:
+        raise RequestError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
+    return PRESETS[name]
 
 
 def _versions() -> dict[str, str]:

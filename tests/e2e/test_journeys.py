@@ -47,7 +47,7 @@ def test_fetch_train_evaluate_recommend(maskgr: Callable[..., Outcome], tmp_path
     sizes = ("--set", "users=300", "--set", "items=80")
     fetched = maskgr("data", "fetch", "synthetic", *sizes, "--out", shop, "--json")
     assert json.loads(fetched.out)["users"] == 300
-    assert maskgr("train", shop, "--out", run).code == 0
+    assert maskgr("train", shop, "--model", "popularity", "--out", run).code == 0
 
     report = json.loads(
         maskgr("evaluate", run, "--json", "--protocol", "unseen", "--k", "5,20").out
@@ -73,7 +73,7 @@ def test_a_run_is_evaluated_on_its_own_data_only(
     for seed in (1, 2):
         sizes = ("--set", "users=50", "--set", "items=20", "--set", f"seed={seed}")
         maskgr("data", "fetch", "synthetic", *sizes, "--out", tmp_path / f"shop{seed}")
-    maskgr("train", tmp_path / "shop1", "--out", tmp_path / "run")
+    maskgr("train", tmp_path / "shop1", "--model", "popularity", "--out", tmp_path / "run")
     (tmp_path / "shop1").rename(tmp_path / "moved")
     lost = maskgr("evaluate", tmp_path / "run")
     assert lost.code == 2
@@ -86,9 +86,11 @@ def test_a_run_is_evaluated_on_its_own_data_only(
 
 def test_same_seed_same_result(maskgr: Callable[..., Outcome], tmp_path: Path) -> None:
     for name in ("one", "two"):
-        words = ("--sparsify", 0.5, "--seed", 7, "--out", tmp_path / name)
-        assert maskgr("train", "synthetic", *words).code == 0
-    one, two = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("one", "two"))
+        words = ("--model", "popularity", "--set", "sparsify=0.5", "--seed", 7)
+        assert maskgr("train", "synthetic", *words, "--out", tmp_path / name).code == 0
+    one, two = (
+        (tmp_path / n / "recommender" / "model.safetensors").read_bytes() for n in ("one", "two")
+    )
     assert one == two
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load_file, save_file
 
 from maskgr.config import TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
+from maskgr.data.splits import Split
+from maskgr.models.registry import Workspace
 
 CHUNK = 4096  # users at once, so that memory does not grow with their number
 
@@ -21,8 +24,8 @@ class Popularity:
     counts: npt.NDArray[np.int64]  # (items,) training events
 
     @classmethod
-    def train(cls, data: Dataset, train: Sequences, config: TrainConfig) -> Self:
-        return cls(np.bincount(train.values, minlength=len(data.items)).astype(np.int64))
+    def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
+        return cls(np.bincount(split.train.values, minlength=len(data.items)).astype(np.int64))
 
     def rank(
         self,
@@ -48,12 +51,12 @@ class Popularity:
         probabilities: npt.NDArray[np.float64] = smoothed / smoothed.sum()
         return np.log(probabilities)
 
-    def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
-        return {"counts": self.counts}
+    def save(self, folder: Path) -> None:
+        save_file({"counts": self.counts}, folder / "model.safetensors")
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[Any]], config: TrainConfig) -> Self:
-        return cls(tensors["counts"])
+    def load(cls, folder: Path, config: TrainConfig) -> Self:
+        return cls(load_file(folder / "model.safetensors")["counts"])
 
 
 def _without(

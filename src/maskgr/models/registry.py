@@ -5,9 +5,10 @@ To add one: write its file here, and give it a name in `MODELS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, Self, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +16,34 @@ import numpy.typing as npt
 from maskgr.config import TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
+from maskgr.data.splits import Split
 from maskgr.errors import RequestError
 
-MODELS = {"popularity": "maskgr.models.popularity:Popularity"}  # imported when first asked for
+if TYPE_CHECKING:
+    from maskgr.items.semantic_ids import SemanticIds
+
+MODELS = {  # imported when first asked for
+    "maskgr": "maskgr.models.maskgr:MaskGR",
+    "popularity": "maskgr.models.popularity:Popularity",
+}
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What training may use beside the data."""
+
+    run: Path  # a folder for checkpoints and logs
+    resume: bool = False  # go on from the checkpoints there
+    progress: bool = False
+    sids: SemanticIds | None = None  # ready-made semantic IDs, for the models that need them
 
 
 class Model(Protocol):
     """Speaks of items by number; Recommender translates."""
 
     @classmethod
-    def train(cls, data: Dataset, train: Sequences, config: TrainConfig) -> Self:
-        """Learns from `train` (a sequence a user); `data` has the items, not the answers."""
+    def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
+        """Learns from `split.train` (a sequence a user) and may validate on `split.validation`."""
         ...
 
     def rank(
@@ -39,12 +57,12 @@ class Model(Protocol):
         best first, and their log-probabilities; -1 and -inf where there are no more."""
         ...
 
-    def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
-        """All that was learned."""
+    def save(self, folder: Path) -> None:
+        """Writes all that was learned into a folder that exists."""
         ...
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, npt.NDArray[Any]], config: TrainConfig) -> Self: ...
+    def load(cls, folder: Path, config: TrainConfig) -> Self: ...
 
 
 def model_class(name: str) -> type[Model]:

@@ -1,0 +1,266 @@
+"""Training speed: of the machine's matrix products, and beside what common implementations do.
+
+    python benchmarks/train.py [DATA] [--picture cost.png] [--json]
+
+(a) achieved FLOP/s of whole training steps over the FLOP/s of a plain float32 matrix product;
+(b) users a second beside a reference: every sequence padded to 120 tokens, `nn.TransformerEncoder`,
+    logits over the whole vocabulary at every position;
+(c) the cost against the length of the history and the number of items.
+
+Everything is measured in one process, the sides taking turns, so that a busy machine slows all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from maskgr.config import PRESETS, NetworkConfig
+from maskgr.data.open import open_dataset
+from maskgr.data.sequences import Sequences
+from maskgr.data.splits import Holdout, leave_out
+from maskgr.devices import keep_freed_memory
+from maskgr.models.maskgr import MaskGR, Task
+from maskgr.models.network import Network, flops_per_token
+from maskgr.optimizer import build_optimizer, clip_gradients
+from maskgr.training.batches import Batches, Place
+from maskgr.training.distributed import World
+
+SIZES = (256, 256, 256, 256, 6)  # the paper's, with a de-duplication digit
+PADDED = 120
+BUDGET = 16_384
+ROUNDS = 5
+
+
+def matrix_speed(size: int = 2048) -> float:
+    """FLOP/s of a float32 matrix product, the speed of light here."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    seconds = min(timed(torch.mm, a, b) for _ in range(5))
+    return 2 * size**3 / seconds
+
+
+def timed(work: Callable[..., Any], *arguments: Any) -> float:
+    start = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - start
+
+
+class Ours:
+    """A training step as the loop does it."""
+
+    def __init__(self, preset: str, digits: Tensor, *, aware: bool = False) -> None:
+        config = PRESETS[preset]
+        config = replace(config, objective=replace(config.objective, catalogue_aware=aware))
+        self.network = Network(config.network, SIZES).train()
+        self.optimizer = build_optimizer(self.network, 1e-3, 1e-3)
+        sids = SimpleNamespace(digits=digits.numpy(), codebook_sizes=SIZES)
+        model = MaskGR(self.network, sids, config)  # type: ignore[arg-type]
+        nobody = Holdout(np.empty(0, np.int64), Sequences.of([]), np.empty((0, 1), np.int32))
+        self.task = Task(model, nobody, World(0, 1, torch.device("cpu")))
+
+    def step(self, batch: Sequences) -> None:
+        pieces, tokens = self.task.prepare(batch, seed=0)
+        self.optimizer.zero_grad()
+        for piece in pieces:
+            (self.task.loss(piece) / tokens).backward()
+        clip_gradients(self.network, 1.0)
+        self.optimizer.step()
+
+
+class Reference(nn.Module):
+    """What common implementations do."""
+
+    def __init__(self, config: NetworkConfig, digits: Tensor) -> None:
+        super().__init__()
+        vocabulary = sum(SIZES) + 2  # [MASK], [PAD]
+        self.tokens = nn.Embedding(vocabulary, config.width)
+        self.positions = nn.Embedding(PADDED, config.width)
+        layer = nn.TransformerEncoderLayer(
+            config.width,
+            config.heads,
+            config.hidden,
+            config.dropout,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+        self.encoder = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
+        self.digits = digits + torch.tensor(np.cumsum((0, *SIZES[:-1])))
+        self.optimizer = torch.optim.AdamW(self.parameters())
+
+    def step(self, batch: Sequences) -> None:
+        tokens = torch.full((len(batch), PADDED), sum(SIZES) + 1)
+        for row, items in enumerate(batch):
+            flat = self.digits[torch.from_numpy(items).long()].flatten()[-PADDED:]
+            tokens[row, : len(flat)] = flat
+        padding = tokens == sum(SIZES) + 1
+        level = 1 - torch.rand(len(batch), 1)
+        masked = (torch.rand(tokens.shape) < level) & ~padding
+        states = self.tokens(tokens.masked_fill(masked, sum(SIZES)))
+        states = states + self.positions(torch.arange(PADDED))
+        hidden = self.encoder(states, src_key_padding_mask=padding)
+        logits = hidden @ self.tokens.weight.T  # (users, 120, vocabulary)
+        losses = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
+        loss = (losses.view_as(tokens) * masked / level).sum() / (~padding).sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+        self.optimizer.step()
+
+
+def histories(data: str) -> tuple[Sequences, Tensor]:
+    """Training sequences of `data`, and digits of its items: random, as speed is the same."""
+    dataset = open_dataset(data)
+    rng = np.random.default_rng(0)
+    digits = np.stack([rng.integers(size, size=len(dataset.items)) for size in SIZES], axis=1)
+    return leave_out(dataset.histories).train, torch.from_numpy(digits)
+
+
+def batches_of(sequences: Sequences, count: int) -> list[Sequences]:
+    stream = Batches(sequences, 21, BUDGET // len(SIZES)).from_place(Place())
+    return [next(stream)[1] for _ in range(count)]
+
+
+def efficiency(preset: str, batches: list[Sequences], digits: Tensor) -> dict[str, float]:
+    """(a) and the peak memory of this process so far."""
+    config = PRESETS[preset].network
+    ours = Ours(preset, digits)
+    ours.step(batches[0])
+    ratios, tokens_per_second = [], []
+    for batch in batches[1:]:
+        light = matrix_speed()
+        seconds = timed(ours.step, batch)
+        lengths = batch.lengths * len(SIZES)
+        flops = flops_per_token(config, SIZES, float((lengths**2).sum() / lengths.sum()))
+        ratios.append(flops * lengths.sum() / seconds / light)
+        tokens_per_second.append(lengths.sum() / seconds)
+    return {
+        "parameters": sum(p.numel() for p in ours.network.parameters()),
+        "tokens_per_second": float(np.median(tokens_per_second)),
+        "share_of_matrix_product": float(np.median(ratios)),
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
+def against_reference(batches: list[Sequences], digits: Tensor) -> dict[str, float]:
+    """(b) on the same users."""
+    config = PRESETS["paper"].network
+    ours, theirs = Ours("paper", digits), Reference(config, digits)
+    few = [batch.select(np.arange(0, len(batch), 4)) for batch in batches]  # the padded are slow
+    ours.step(few[0])
+    theirs.step(few[0])
+    own = theirs_seconds = users = 0.0
+    for batch in few[1:]:
+        own += timed(ours.step, batch)
+        theirs_seconds += timed(theirs.step, batch)
+        users += len(batch)
+    return {
+        "users_per_second": users / own,
+        "reference_users_per_second": users / theirs_seconds,
+        "ratio": theirs_seconds / own,
+    }
+
+
+def cost_by_length(lengths: list[int]) -> dict[int, float]:
+    """(c) milliseconds a user, with the same number of tokens in every batch."""
+    ours = Ours("cpu", random_digits(10_000))
+    costs = {}
+    for length in lengths:
+        users = max(1, BUDGET // (length * len(SIZES)))
+        rng = np.random.default_rng(0)
+        batch = Sequences.of([rng.integers(10_000, size=length) for _ in range(users)])
+        ours.step(batch)
+        costs[length] = 1e3 * min(timed(ours.step, batch) for _ in range(3)) / users
+    return costs
+
+
+def cost_by_items(counts: list[int], *, aware: bool) -> dict[int, float]:
+    """(c) milliseconds a user, without and with the catalogue-aware likelihood."""
+    costs = {}
+    for count in counts:
+        digits = random_digits(count)
+        ours = Ours("cpu", digits, aware=aware)
+        rng = np.random.default_rng(0)
+        batch = Sequences.of([rng.integers(count, size=10) for _ in range(BUDGET // 50)])
+        ours.step(batch)
+        best = min(timed(ours.step, batch) for _ in range(3))
+        costs[count] = 1e3 * best / len(batch)
+    return costs
+
+
+def random_digits(count: int) -> Tensor:
+    rng = np.random.default_rng(0)
+    return torch.from_numpy(np.stack([rng.integers(s, size=count) for s in SIZES], axis=1))
+
+
+def draw(found: dict[str, Any], file: Path) -> None:
+    from maskgr.pictures import new_figure, save_png
+
+    figure = new_figure(10, 4)
+    left, right = figure.subplots(1, 2)
+    left.plot(*zip(*found["by_length"].items(), strict=True), marker="o")
+    left.set(xlabel="items of a history", ylabel="milliseconds a user", xscale="log", yscale="log")
+    for name in ("by_items", "by_items_catalogue_aware"):
+        label = "catalogue-aware" if name.endswith("aware") else "plain"
+        right.plot(*zip(*found[name].items(), strict=True), marker="o", label=label)
+    right.set(xlabel="items of the catalogue", ylabel="milliseconds a user", xscale="log")
+    right.set_ylim(bottom=0)
+    right.legend()
+    save_png(figure, file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", nargs="?", default="synthetic", help="a dataset folder or source")
+    parser.add_argument("--picture", type=Path, help="draw (c) to this PNG")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    sequences, digits = histories(options.data)
+    batches = batches_of(sequences, ROUNDS + 1)
+    torch.manual_seed(0)
+    keep_freed_memory()
+    found: dict[str, Any] = {
+        "data": options.data,
+        "cpu": efficiency("cpu", batches, digits),
+        "paper": efficiency("paper", batches, digits),
+        "reference": against_reference(batches, digits),
+        "by_length": cost_by_length([2, 5, 10, 20, 50, 100]),
+        "by_items": cost_by_items([100, 10_000, 1_000_000], aware=False),
+        "by_items_catalogue_aware": cost_by_items([100, 10_000, 1_000_000], aware=True),
+    }
+    if options.picture:
+        draw(found, options.picture)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    for preset in ("cpu", "paper"):
+        row = found[preset]
+        print(
+            f"{preset:6} {row['parameters']:>10,} parameters {row['tokens_per_second']:>9,.0f} "
+            f"tokens/s, {row['share_of_matrix_product']:.2f} of a matrix product's FLOP/s, "
+            f"peak {row['peak_gib']:.2f} GiB"
+        )
+    row = found["reference"]
+    print(
+        f"paper  {row['users_per_second']:,.0f} users/s, reference "
+        f"{row['reference_users_per_second']:,.0f}: {row['ratio']:.1f} times"
+    )
+    for name in ("by_length", "by_items", "by_items_catalogue_aware"):
+        costs = ", ".join(f"{key:,}: {value:.2f}" for key, value in found[name].items())
+        print(f"milliseconds a user {name.replace('_', ' ')}: {costs}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m maskgr`, which `torchrun -m maskgr` needs."""
+
+from maskgr.cli import main
+
+main()

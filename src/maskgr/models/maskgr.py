@@ -1,0 +1,300 @@
+"""MaskGR itself: the network with its semantic IDs, as a model that is trained and ranks items."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from maskgr.artefact import is_artefact, write_file
+from maskgr.config import TrainConfig
+from maskgr.data.dataset import Dataset
+from maskgr.data.sequences import Sequences
+from maskgr.data.splits import Holdout, Split
+from maskgr.devices import pick_device
+from maskgr.diffusion.layout import Layout
+from maskgr.diffusion.noise import Noise, draw_noise
+from maskgr.diffusion.objective import negative_elbo, validation_bound
+from maskgr.errors import ArtefactError, RequestError
+from maskgr.evaluation.metrics import recall
+from maskgr.items.catalogue import Catalogue
+from maskgr.items.semantic_ids import SemanticIds
+from maskgr.models.network import Network, flops_per_token
+from maskgr.models.registry import Workspace
+from maskgr.training.batches import Batches, by_length
+from maskgr.training.distributed import World, world
+from maskgr.training.log import RunLog
+from maskgr.training.loop import Trainer
+from maskgr.training.picture import draw
+
+RANK_TOKENS = 65_536  # of the histories that are encoded at once
+# A batch goes through the network in pieces whose intermediate results stay near the CPU: faster
+# than all at once, and a fraction of the memory.
+PIECE_TOKENS = 2048
+NETWORK = "network.safetensors"
+
+
+@dataclass(eq=False)
+class MaskGR:
+    """The item numbers of `sids` are those of the dataset."""
+
+    network: Network
+    sids: SemanticIds
+    config: TrainConfig
+
+    @classmethod
+    def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
+        with world(config.loop.device) as here:
+            sids = _semantic_ids(data, config, work, here)
+            torch.manual_seed(config.seed)
+            network = Network(config.network, sids.codebook_sizes).to(here.device)
+            model = cls(network, sids, config)
+            budget = config.loop.token_budget // network.digits
+            batches = Batches(split.train, config.history_limit + 1, budget, config.seed)
+            task = Task(model, split.validation, here)
+            with RunLog(work.run, writes=here.writes, progress=work.progress) as log:
+                trainer = Trainer(task, batches, config.loop, work.run, here, log)
+                if work.resume:
+                    trainer.resume()
+                if here.writes:
+                    print(_about(model, batches), file=sys.stderr)
+                trainer.train()
+            if here.writes:
+                _draw(work.run)
+        return model
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.bias.device
+
+    def rank(
+        self,
+        histories: Sequences,
+        top: int,
+        allowed: npt.NDArray[np.bool_],
+        excluded: Sequences | None,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Scores every item by the product of its digits' probabilities when all are masked."""
+        ranked = np.full((len(histories), top), -1, dtype=np.int32)
+        scores = np.full((len(histories), top), -np.inf, dtype=np.float32)
+        barred = torch.from_numpy(~allowed).to(self.device)
+        for rows in _portions(histories, self.network.digits):
+            found = self._score(histories.select(rows)).masked_fill(barred, -torch.inf)
+            if excluded is not None:
+                own = excluded.select(rows)
+                users, items = (torch.from_numpy(part).long() for part in (own.owners, own.values))
+                found[users, items] = -torch.inf
+            best = found.topk(min(top, found.shape[1]), dim=1)
+            values = best.values.cpu().numpy()
+            scores[rows, : values.shape[1]] = values
+            ranked[rows, : values.shape[1]] = np.where(
+                np.isfinite(values), best.indices.cpu().numpy(), -1
+            )
+        return ranked, scores
+
+    @torch.no_grad()
+    def _score(self, histories: Sequences) -> Tensor:
+        """(users, items) log-probabilities, in one evaluation of the network."""
+        order = np.argsort(histories.lengths, kind="stable")
+        levels = self._all_masked(histories.select(order))
+        total = torch.zeros(len(histories), len(self.sids.digits), device=self.device)
+        digits = torch.from_numpy(self.sids.digits).to(self.device).long()
+        for level, log_probs in enumerate(levels):
+            total += log_probs.index_select(1, digits[:, level])
+        return total[torch.from_numpy(np.argsort(order))]
+
+    def _all_masked(self, histories: Sequences) -> list[Tensor]:
+        """For each level (users, codes): what the next item's digit is, none of them known."""
+        network, width = self.network, self.network.digits
+        network.eval()
+        lengths = (histories.lengths + 1) * width  # tokens, with the item that is asked for
+        tokens = torch.full((int(lengths.sum()),), network.mask_token, device=self.device)
+        layout = Layout.of(lengths.tolist(), self.device)
+        target = torch.from_numpy(np.cumsum(lengths) - width).to(self.device)  # (users,)
+        known = torch.ones(len(tokens), dtype=torch.bool, device=self.device)
+        rows = target[:, None] + torch.arange(width, device=self.device)
+        known[rows.flatten()] = False
+        tokens[known] = network.tokenise(self._digits(histories))
+        hidden = network.hidden(tokens, layout, rows.t().flatten())  # level after level
+        return [
+            network.log_probs(states, level)
+            for level, states in enumerate(torch.split(hidden, len(histories)))
+        ]
+
+    def _digits(self, histories: Sequences) -> Tensor:
+        """(items, digits) of all the histories, end to end."""
+        digits = self.sids.digits[histories.values]
+        return torch.from_numpy(digits).to(self.device).long()
+
+    def save(self, folder: Path) -> None:
+        save_file(_tensors(self.network), folder / NETWORK)
+        self.sids.save(folder / "sids")
+
+    @classmethod
+    def load(cls, folder: Path, config: TrainConfig) -> Self:
+        sids = SemanticIds.load(folder / "sids")
+        network = Network(config.network, sids.codebook_sizes)
+        _load(network, folder / NETWORK)
+        return cls(network.to(pick_device(config.loop.device)).eval(), sids, config)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Some sequences of a batch, with their noise."""
+
+    batch: Sequences
+    noise: Noise
+
+
+@dataclass(eq=False)
+class Task:
+    """What the training loop asks of MaskGR (see `maskgr.training.loop.Task`)."""
+
+    model: MaskGR
+    validation: Holdout
+    world: World
+
+    def __post_init__(self) -> None:
+        config, sids = self.model.config, self.model.sids
+        self.network: nn.Module = self.model.network
+        self.catalogue = (
+            Catalogue(sids.digits, sids.codebook_sizes).to(self.model.device)
+            if config.objective.catalogue_aware
+            else None
+        )
+        users = np.random.default_rng(config.seed).permutation(len(self.validation.users))
+        self.sample = np.sort(users[: config.loop.validation_users])
+
+    def prepare(self, batch: Sequences, seed: int) -> tuple[list[Piece], float]:
+        # Noise is drawn on the CPU for the whole batch, alike in every process, on every device.
+        digits = self.model.network.digits
+        layout = Layout.of((batch.lengths * digits).tolist())
+        generator = torch.Generator().manual_seed(seed)
+        noise = draw_noise(layout.sequences, digits, self.model.config.objective, generator)
+        share = np.arange(self.world.rank, len(batch), self.world.size)
+        limit = PIECE_TOKENS if self.model.device.type == "cpu" else len(layout.sequences)
+        filled = np.cumsum(batch.lengths[share] * digits) // limit
+        parts = np.split(share, np.flatnonzero(np.diff(filled)) + 1)
+        pieces = [Piece(batch.select(part), _part(noise, layout, part)) for part in parts]
+        return pieces, float(noise.tokens)
+
+    def loss(self, piece: Piece) -> Tensor:
+        network, device = self.model.network, self.model.device
+        if not len(piece.batch):  # more processes than sequences
+            return network.bias.sum() * 0
+        layout = Layout.of((piece.batch.lengths * network.digits).tolist(), device)
+        noise = piece.noise.to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            digits = self.model._digits(piece.batch)
+            return negative_elbo(network, digits, layout, noise, self.catalogue).total
+
+    def tokens(self, batch: Sequences) -> int:
+        return len(batch.values) * self.model.network.digits
+
+    def validate(self, *, everyone: bool) -> dict[str, float]:
+        rows = np.arange(len(self.validation.users)) if everyone else self.sample
+        own = rows[self.world.rank :: self.world.size]
+        recent = self.validation.histories.select(own).last(self.model.config.history_limit)
+        targets = self.validation.targets[own]
+        allowed = np.ones(len(self.model.sids.digits), dtype=bool)
+        ranked, _ = self.model.rank(recent, min(10, len(allowed)), allowed, None)
+        hits = torch.tensor(float(recall(ranked, targets, 10).sum()), device=self.world.device)
+        found = {"recall@10": float(self.world.total(hits)) / len(rows)}
+        if not everyone:
+            found["bound"] = validation_bound(
+                self.model.network, self._held_out(rows), self.model.config.seed, self.catalogue
+            )
+        return found
+
+    def _held_out(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[Tensor, Layout]]:
+        """The sample's histories with their targets, in portions."""
+        histories = self.validation.histories.select(rows)
+        lists = [*zip(histories, self.validation.targets[rows], strict=True)]
+        joined = Sequences.of([np.concatenate(pair) for pair in lists])
+        joined = by_length(joined.last(self.model.config.history_limit + 1))
+        for part in _portions(joined, self.model.network.digits):
+            portion = by_length(joined.select(part))
+            lengths = (portion.lengths * self.model.network.digits).tolist()
+            yield self.model._digits(portion), Layout.of(lengths, self.model.device)
+
+    def keep(self, run: Path) -> None:
+        with write_file(run / f"best.{NETWORK}") as draft:
+            save_file(_tensors(self.model.network), draft)
+
+    def restore(self, run: Path) -> None:
+        _load(self.model.network, run / f"best.{NETWORK}")
+
+
+def _about(model: MaskGR, batches: Batches) -> str:
+    network = model.network
+    lengths = batches.windows(0).lengths * network.digits
+    length = float((lengths**2).sum() / lengths.sum())  # of the sequence that a token is in
+    flops = flops_per_token(network.config, network.sizes, length)
+    return (
+        f"{sum(p.numel() for p in network.parameters()):,} parameters, {flops / 1e6:.1f} million "
+        f"floating-point operations a token, on {model.device}"
+    )
+
+
+def _draw(run: Path) -> None:
+    try:
+        draw(run)
+    except RequestError as error:
+        print(f"note: {error}", file=sys.stderr)  # a run without a picture is still a run
+
+
+def _semantic_ids(data: Dataset, config: TrainConfig, work: Workspace, here: World) -> SemanticIds:
+    """Given, or made by one process and kept in the run, where the others find them."""
+    folder = work.run / "sids"
+    if here.writes and not (work.resume and is_artefact(folder)):
+        sids = work.sids or SemanticIds.make(
+            data,
+            encoder=config.encoder,
+            quantizer=config.quantizer,
+            unique=config.unique,
+            progress=work.progress,
+        )
+        sids.save(folder)
+    here.wait()
+    sids = SemanticIds.load(folder)
+    if not sids.items["item_id"].equals(data.item_ids):
+        raise ArtefactError(
+            "the semantic IDs were made for other items than the dataset's; make them again"
+        )
+    return sids
+
+
+def _part(noise: Noise, layout: Layout, part: npt.NDArray[np.int64]) -> Noise:
+    """The noise of the sequences `part` of the batch."""
+    chosen = torch.zeros(len(noise.levels), dtype=torch.bool)
+    chosen[torch.from_numpy(part)] = True
+    return Noise(noise.masked[chosen[layout.sequences]], noise.levels[chosen], noise.tokens)
+
+
+def _portions(sequences: Sequences, digits: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Rows of similar length, as many at once as the token budget has room for."""
+    order = np.argsort(sequences.lengths, kind="stable")
+    room = RANK_TOKENS // digits
+    filled = np.cumsum(sequences.lengths[order] + 1) // room
+    yield from np.split(order, np.flatnonzero(np.diff(filled)) + 1)
+
+
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().cpu().contiguous() for name, p in network.named_parameters()}
+
+
+def _load(network: nn.Module, file: Path) -> None:
+    try:
+        network.load_state_dict(load_file(file))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtefactError(f"{file} cannot be used ({reason}); train again") from error
