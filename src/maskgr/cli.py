@@ -6,7 +6,7 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 import typer.core
@@ -15,6 +15,7 @@ import maskgr
 from maskgr.config import (
     PRESETS,
     DataConfig,
+    DecodingConfig,
     EncoderConfig,
     QuantizerConfig,
     SyntheticConfig,
@@ -24,6 +25,7 @@ from maskgr.console import (
     described,
     print_json,
     show_evaluation,
+    show_explanation,
     show_inspection,
     show_notes,
     show_portrait,
@@ -80,6 +82,26 @@ UnusedItems = Annotated[
 Repeats = Annotated[str, typer.Option(help="A user's repeated events with an item: keep or drop.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the source.")
+]
+
+
+History = Annotated[
+    str, typer.Option(help="The user's item IDs, oldest first, separated by commas.")
+]
+UnknownIds = Annotated[str, typer.Option("--unknown", help="Unknown IDs: raise or skip.")]
+Order = Annotated[
+    str | None, typer.Option(help="Digits are unmasked greedy, left-to-right or random.")
+]
+Steps = Annotated[
+    int | None, typer.Option(help="Evaluations of the network; 1 scores every item at once.")
+]
+Beams = Annotated[int | None, typer.Option(help="Partly unmasked items kept after each step.")]
+CacheOption = Annotated[
+    str | None,
+    typer.Option("--cache", help="Encode a history for every beam (off) or once (frozen)."),
+]
+Unconstrained = Annotated[
+    bool, typer.Option("--unconstrained", help="Search digits that no item has, too.")
 ]
 
 
@@ -299,6 +321,11 @@ def evaluate(
         str, typer.Option(help="What the JSON's flat keys show: all or unseen.")
     ] = "all",
     k: Annotated[str, typer.Option(help="Cut-offs of the metrics.")] = "5,10",
+    order: Order = None,
+    steps: Steps = None,
+    beams: Beams = None,
+    cache: CacheOption = None,
+    unconstrained: Unconstrained = False,
     as_json: Json = False,
 ) -> None:
     """Recall and NDCG over the whole catalogue, under both protocols.
@@ -318,7 +345,8 @@ def evaluate(
     recommender = Recommender.load(run)
     dataset = _data_of(recommender, run, data)
     holdout = leave_out(dataset.histories, recommender.config.leave_out).holdout(split)
-    result = measure(recommender, holdout, ks=cutoffs, shop=shop_of(dataset))
+    decoding = _decoding(recommender, order, steps, beams, cache, unconstrained)
+    result = measure(recommender, holdout, ks=cutoffs, shop=shop_of(dataset), decoding=decoding)
     if as_json:
         print_json({**result.to_dict(chosen), "split": split, "model": recommender.config.model})
     else:
@@ -328,10 +356,15 @@ def evaluate(
 @app.command()
 def recommend(
     run: RunArgument,
-    history: Annotated[
-        str, typer.Option(help="The user's item IDs, oldest first, separated by commas.")
-    ] = "",
+    history: History = "",
     top: Annotated[int, typer.Option(help="How many items.")] = 10,
+    source: Annotated[
+        Path | None,
+        typer.Option("--input", help='JSONL of {"user_id": …, "history": […]}: a line a user.'),
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option("--output", help="JSONL to write; resumed if interrupted.")
+    ] = None,
     allow: Annotated[str, typer.Option(help="Only these item IDs.")] = "",
     deny: Annotated[str, typer.Option(help="None of these item IDs.")] = "",
     exclude_seen: Annotated[
@@ -341,28 +374,78 @@ def recommend(
             help="Leave out the history's items; by default where users never repeat one.",
         ),
     ] = None,
-    unknown: Annotated[str, typer.Option(help="Unknown IDs: raise or skip.")] = "raise",
+    unknown: UnknownIds = "raise",
+    order: Order = None,
+    steps: Steps = None,
+    beams: Beams = None,
+    cache: CacheOption = None,
     as_json: Json = False,
 ) -> None:
-    """The next items for one history."""
+    """The next items for one history, or for a file of histories."""
+    from maskgr.batch import recommend_file
     from maskgr.recommender import Recommender
 
-    if unknown not in ("raise", "skip"):
-        raise RequestError(f"--unknown {unknown} is not a choice; use raise or skip")
+    skip = _unknown(unknown)
+    if (source is None) != (target is None) or (source and (history or allow or deny)):
+        raise RequestError("--input and --output go together, and without --history and lists")
     recommender = Recommender.load(run)
+    decoding = _decoding(recommender, order, steps, beams, cache, False)
+    if source and target:
+        done = recommend_file(
+            recommender,
+            source,
+            target,
+            top,
+            exclude_seen=exclude_seen,
+            unknown=skip,
+            decoding=decoding,
+        )
+        print(f"{done:,} users; saved to {target}")
+        return
     found = recommender.recommend(
         _ids(history),
         top,
         exclude_seen=exclude_seen,
         allow=_ids(allow) if allow else None,
         deny=_ids(deny),
-        unknown="skip" if unknown == "skip" else "raise",
+        unknown=skip,
+        decoding=decoding,
     )
     rows = described(recommender, found)
     if as_json:
         print_json(rows)
     else:
         show_recommendations(rows)
+
+
+@app.command()
+def explain(
+    run: RunArgument,
+    history: History = "",
+    top: Annotated[int, typer.Option(help="How many items.")] = 5,
+    unknown: UnknownIds = "raise",
+    order: Order = None,
+    steps: Steps = None,
+    beams: Beams = None,
+    cache: CacheOption = None,
+    as_json: Json = False,
+) -> None:
+    """The denoising of a recommendation, step by step."""
+    from maskgr.explain import explain as trace
+    from maskgr.recommender import Recommender
+
+    recommender = Recommender.load(run)
+    found = trace(
+        recommender,
+        _ids(history),
+        top,
+        decoding=_decoding(recommender, order, steps, beams, cache, False),
+        unknown=_unknown(unknown),
+    )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        show_explanation(recommender, found)
 
 
 def _data_of(recommender: Recommender, run: Path, given: str | None) -> Dataset:
@@ -415,6 +498,32 @@ def _train_config(
         for part, change in zip(parts, changes, strict=True)
     }
     return replace(start, **own, **changed)
+
+
+def _decoding(
+    recommender: Recommender,
+    order: str | None,
+    steps: int | None,
+    beams: int | None,
+    cache: str | None,
+    unconstrained: bool,
+) -> DecodingConfig | None:
+    """What the options change of the run's own way; None if nothing."""
+    given = {"order": order, "steps": steps, "beams": beams, "cache": cache}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if cache is not None and cache not in ("off", "frozen"):
+        raise RequestError(f"--cache {cache} is not a choice; use off or frozen")
+    if steps is not None and steps < 1:
+        raise RequestError(f"--steps {steps} evaluates nothing; use 1 or more")
+    if unconstrained:
+        changes["constrained"] = False
+    return recommender.decoding(**changes) if changes else None
+
+
+def _unknown(text: str) -> Literal["raise", "skip"]:
+    if text not in ("raise", "skip"):
+        raise RequestError(f"--unknown {text} is not a choice; use raise or skip")
+    return "skip" if text == "skip" else "raise"
 
 
 def _cutoffs(text: str) -> list[int]:

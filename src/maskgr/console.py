@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from maskgr.data.dataset import Dataset
     from maskgr.evaluation.metrics import Mean
     from maskgr.evaluation.protocol import Evaluation
+    from maskgr.explain import Explanation
     from maskgr.items.report import Portrait, Report
     from maskgr.recommender import Recommendation, Recommender
 
@@ -80,6 +81,7 @@ def described(recommender: Recommender, found: list[Recommendation]) -> list[dic
 
     ids = pl.Series("item_id", [r.item_id for r in found], dtype=recommender.items["item_id"].dtype)
     scored = pl.DataFrame([ids, pl.Series("score", [r.score for r in found], dtype=pl.Float64)])
+    scored = scored.with_columns(pl.col("score").replace([float("-inf")], None))
     rows = scored.join(recommender.items, on="item_id", how="left", maintain_order="left")
     return rows.to_dicts()
 
@@ -89,6 +91,25 @@ def show_recommendations(rows: list[dict[str, Any]]) -> None:
     label = next((name for name in list(rows[0])[2:]), None) if rows else None
     columns = ["item_id", "score", *([label] if label else [])]
     print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+def show_explanation(recommender: Recommender, found: Explanation, most: int = 5) -> None:
+    """The best beams after each step, then what they became."""
+    for number, step in enumerate(found.steps, 1):
+        rows = [
+            (
+                " ".join("·" if digit is None else str(digit) for digit in beam.digits),
+                ", ".join(
+                    f"digit {r.level + 1} = {r.code} ({r.probability:.1%})" for r in beam.revealed
+                ),
+                round(beam.score, 3),
+                beam.remaining,
+            )
+            for beam in step[:most]
+        ]
+        print_table(["digits", "revealed", "score", "items left"], rows, title=f"step {number}")
+        print()
+    show_recommendations(described(recommender, list(found.results)))
 
 
 def show_evaluation(model: str, split: str, result: Evaluation) -> None:
@@ -104,6 +125,8 @@ def show_evaluation(model: str, split: str, result: Evaluation) -> None:
             rows.append(["of oracle", protocol, *(f"{s:.0%}" for s in shares)])
     title = f"{split}: {result.users:,} users, {result.users_per_second:,.0f} users/s, in percent"
     print_table(["", "protocol", *names], rows, title=title)
+    if result.invalid_share:
+        print(f"{result.invalid_share:.2%} of the beams ended as no item")
 
 
 def _percent(value: Mean) -> str:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from maskgr.config import QuantizerConfig, SyntheticConfig, TrainConfig
-from maskgr.console import (
-    described,
-    print_table,
-    show_evaluation,
-    show_recommendations,
-    show_report,
-)
+from maskgr.config import PRESETS, SyntheticConfig, TrainConfig
+from maskgr.console import print_table, show_evaluation, show_explanation, show_report
 from maskgr.data.open import from_shop
 from maskgr.data.splits import leave_out
 from maskgr.data.synthetic import generate
 from maskgr.evaluation.protocol import evaluate
+from maskgr.explain import explain
 from maskgr.items.report import report
 from maskgr.items.semantic_ids import SemanticIds
 from maskgr.recommender import Recommender
@@ -33,30 +29,33 @@ def run_demo(out: Path) -> None:
         f"{len(dataset.histories.values):,} events -> {out / 'data'}"
     )
 
-    sids = SemanticIds.make(dataset, quantizer=QuantizerConfig(levels=3, codes=64))
+    config = PRESETS["tiny"]
+    sids = SemanticIds.make(dataset, quantizer=config.quantizer)
     found = report(sids)
     sids.save(out / "sids", report=found.to_dict())
-    print(f"2. Semantic IDs of its items, from their text alone -> {out / 'sids'}\n")
+    print(f"\n2. Semantic IDs of its items, from their text alone -> {out / 'sids'}\n")
     show_report(found)
 
-    recommender = Recommender.train(
-        dataset,
-        config=TrainConfig(model="popularity"),
-        made={"data": str((out / "data").absolute())},
+    print("\n3. Training MaskGR (tiny), with popularity to compare with")
+    made = {"data": str((out / "data").absolute())}
+    popularity = Recommender.train(dataset, config=TrainConfig(model="popularity"))
+    maskgr = Recommender.train(
+        dataset, config=config, sids=sids, progress=sys.stderr.isatty(), made=made
     )
-    recommender.save(out / "run")
-    print(f"\n3. Trained {recommender.config.model} -> {out / 'run'}")
+    maskgr.save(out / "run")
+    print(f"   {maskgr.made['seconds']:.0f} seconds -> {out / 'run'}")
 
-    print("4. Evaluated beside the oracle, which knows how the shop's users choose:\n")
+    print("\n4. Evaluated beside the oracle, which knows how the shop's users choose:\n")
     test = leave_out(dataset.histories).test
-    show_evaluation(recommender.config.model, "test", evaluate(recommender, test, shop=shop))
+    show_evaluation("popularity", "test", evaluate(popularity, test, shop=shop))
+    show_evaluation("maskgr", "test", evaluate(maskgr, test, shop=shop))
 
     history = dataset.items[test.histories[0]]
     ids = history["item_id"].to_list()
     print(f"\n5. User {dataset.users[0]} took last:\n")
     print_table(["item_id", "title"], history.select("item_id", "title").tail(SHOWN).rows())
-    print("\n   and is recommended:\n")
-    show_recommendations(described(recommender, recommender.recommend(ids, top=5)))
+    print("\n   and the next item is unmasked digit by digit:\n")
+    show_explanation(maskgr, explain(maskgr, ids, top=5))
     print(
         f"\nNext: maskgr recommend {out / 'run'} --history {','.join(ids[-3:])}\n"
         f"      maskgr sids show {out / 'sids'} {ids[-1]}\n"

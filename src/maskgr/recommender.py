@@ -18,17 +18,18 @@ import polars as pl
 
 import maskgr
 from maskgr.artefact import is_artefact, read_manifest, write_folder
-from maskgr.config import PRESETS, TrainConfig
+from maskgr.config import PRESETS, DecodingConfig, TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.ingest import codes
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out, sparsify
 from maskgr.data.tables import read_table
 from maskgr.errors import ArtefactError, RequestError
-from maskgr.models.registry import Model, Workspace, model_class
+from maskgr.models.registry import Model, Ranked, Workspace, model_class
 
 if TYPE_CHECKING:
     from maskgr.items.semantic_ids import SemanticIds
+    from maskgr.models.maskgr import MaskGR
 
 KIND, SCHEMA = "recommender", 1
 RECOMMENDER = "recommender"  # where a run folder has it
@@ -41,6 +42,13 @@ class Recommendation(NamedTuple):
     """An item as its owner wrote it, and its log-probability of being next."""
 
     item_id: ItemId
+    score: float
+
+
+class Session(NamedTuple):
+    """Items that come next, in this order, and the log-probability of all of them."""
+
+    item_ids: tuple[ItemId, ...]
     score: float
 
 
@@ -110,6 +118,7 @@ class Recommender:
         allow: Sequence[ItemId] | None = None,
         deny: Sequence[ItemId] = (),
         unknown: Unknown = "raise",
+        decoding: DecodingConfig | None = None,
     ) -> list[Any]:
         """The `top` next items for one history (IDs, oldest first) or for a list of histories:
         a list of Recommendation, or a list of such lists.
@@ -118,16 +127,18 @@ class Recommender:
             show that nobody takes an item twice.
         allow, deny: only these items, none of these items.
         unknown: an ID that is not in the catalogue raises, or is skipped.
+        decoding: order, steps, beams and so on, for the models that decode (see `decoding`).
 
         Fewer than `top` come back only where the filters leave fewer.
         """
         many = any(isinstance(h, (list, tuple, np.ndarray, pl.Series)) for h in histories)
         rows = histories if many else [histories]
-        ranked, scores = self.rank(
-            Sequences.of([self._numbers(row, "the history", unknown) for row in rows]),
+        ranked, scores, _ = self.rank(
+            Sequences.of([self.numbers(row, "the history", unknown) for row in rows]),
             top,
             exclude_seen=exclude_seen,
             allowed=self._allowed(allow, deny, unknown),
+            decoding=decoding,
         )
         ids = self.items["item_id"]
         answers = [
@@ -140,6 +151,84 @@ class Recommender:
         ]
         return answers if many else answers[0]
 
+    def sessions(
+        self,
+        history: Sequence[ItemId],
+        items: int = 2,
+        top: int = 10,
+        *,
+        exclude_seen: bool | None = None,
+        repeats: bool = False,
+        unknown: Unknown = "raise",
+        decoding: DecodingConfig | None = None,
+    ) -> list[Session]:
+        """The `top` most probable sequences of the next `items` items, decoded together.
+
+        repeats: whether an item may be in a session twice; the rest is as in `recommend`.
+        """
+        if items < 1:
+            raise RequestError(f"a session of {items} items is empty; ask for 1 or more")
+        numbers = Sequences.of([self.numbers(history, "the history", unknown)])
+        _, found = next(
+            self.generative().search(
+                numbers.last(self.config.history_limit),
+                top,
+                np.ones(len(self.items), dtype=bool),
+                self.seen(numbers, exclude_seen),
+                decoding,
+                items=items,
+                repeats=repeats,
+            )
+        )
+        ids = self.items["item_id"]
+        rows = found.items[0].reshape(top, items).tolist()
+        return [
+            Session(tuple(ids[item] for item in row), score)
+            for row, score in zip(rows, found.scores[0].tolist(), strict=True)
+            if row[0] >= 0
+        ]
+
+    def sample(
+        self,
+        history: Sequence[ItemId],
+        count: int = 10,
+        *,
+        steps: int = 0,
+        temperature: float = 1.0,
+        seed: int = 0,
+        exclude_seen: bool | None = None,
+        unknown: Unknown = "raise",
+    ) -> list[ItemId]:
+        """`count` next items drawn from the model (with replacement) instead of searched for.
+
+        steps: noise levels from all masked to none (0: one for every digit).
+        """
+        model = self.generative()
+        numbers = Sequences.of([self.numbers(history, "the history", unknown)])
+        drawn = model.sample(
+            numbers.last(self.config.history_limit),
+            count,
+            np.ones(len(self.items), dtype=bool),
+            self.seen(numbers, exclude_seen),
+            steps=steps or model.network.digits,
+            temperature=temperature,
+            seed=seed,
+        )
+        return [self.items["item_id"][item] for item in drawn[0].tolist() if item >= 0]
+
+    def generative(self) -> MaskGR:
+        from maskgr.models.maskgr import MaskGR
+
+        if not isinstance(self.model, MaskGR):
+            raise RequestError(
+                f"{self.config.model} does not unmask anything; use a run of maskgr for this"
+            )
+        return self.model
+
+    def seen(self, histories: Sequences, exclude: bool | None) -> Sequences | None:
+        """What is left out: by default the history, where nobody takes an item twice."""
+        return histories if (exclude if exclude is not None else not self.repeats) else None
+
     def rank(
         self,
         histories: Sequences,
@@ -147,26 +236,35 @@ class Recommender:
         *,
         exclude_seen: bool | None = None,
         allowed: npt.NDArray[np.bool_] | None = None,
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        decoding: DecodingConfig | None = None,
+    ) -> Ranked:
         """`recommend` in item numbers: (histories, top) items and scores, -1 where there are none.
 
         The model sees the most recent `history_limit` items; `exclude_seen` removes all.
         """
+        self.check_top(top)
+        if allowed is None:
+            allowed = np.ones(len(self.items), dtype=bool)
+        recent = histories.last(self.config.history_limit)
+        return self.model.rank(recent, top, allowed, self.seen(histories, exclude_seen), decoding)
+
+    def decoding(self, **changes: Any) -> DecodingConfig:
+        """The run's own way to decode, with some of it changed: `rec.decoding(steps=2)`."""
+        try:
+            return replace(self.config.decoding, **changes)
+        except TypeError as error:
+            raise RequestError(
+                f"decoding has no such setting ({error}); see DecodingConfig"
+            ) from None
+
+    def check_top(self, top: int) -> None:
         if not 1 <= top <= len(self.items):
             raise RequestError(
                 f"cannot give {top} items of a catalogue of {len(self.items):,}; ask for 1 to "
                 f"{len(self.items):,}"
             )
-        if exclude_seen is None:
-            exclude_seen = not self.repeats
-        if allowed is None:
-            allowed = np.ones(len(self.items), dtype=bool)
-        recent = histories.last(self.config.history_limit)
-        return self.model.rank(recent, top, allowed, histories if exclude_seen else None)
 
-    def _numbers(
-        self, ids: Sequence[ItemId], where: str, unknown: Unknown
-    ) -> npt.NDArray[np.int32]:
+    def numbers(self, ids: Sequence[ItemId], where: str, unknown: Unknown) -> npt.NDArray[np.int32]:
         if not len(ids):
             return np.empty(0, dtype=np.int32)
         given = pl.Series("item_id", ids, strict=False)
@@ -189,8 +287,8 @@ class Recommender:
         allowed = np.ones(len(self.items), dtype=bool)
         if allow is not None:
             allowed[:] = False
-            allowed[self._numbers(allow, "the allow list", unknown)] = True
-        allowed[self._numbers(deny, "the deny list", unknown)] = False
+            allowed[self.numbers(allow, "the allow list", unknown)] = True
+        allowed[self.numbers(deny, "the deny list", unknown)] = False
         if not allowed.any():
             raise RequestError("the allow and deny lists leave no item; allow more or deny fewer")
         return allowed

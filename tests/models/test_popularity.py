@@ -23,7 +23,7 @@ def test_ranking_against_sorting_by_hand(
     model = Popularity(np.array(counts, dtype=np.int64))
     histories = Sequences.of(seen)
     for excluded in (None, histories):
-        ranked, scores = model.rank(histories, top, np.array(allowed), excluded)
+        ranked, scores, _ = model.rank(histories, top, np.array(allowed), excluded)
         assert ranked.shape == scores.shape == (len(seen), top)
         for row, row_scores, user in zip(ranked.tolist(), scores.tolist(), seen, strict=True):
             best = sorted(range(ITEMS), key=lambda i: (-counts[i], i))
@@ -36,5 +36,5 @@ def test_ranking_against_sorting_by_hand(
 
 def test_scores_are_log_probabilities() -> None:
     model = Popularity(np.array([3, 0, 1]))
-    _, scores = model.rank(Sequences.of([[]]), 3, np.ones(3, dtype=bool), None)
+    _, scores, _ = model.rank(Sequences.of([[]]), 3, np.ones(3, dtype=bool), None)
     assert np.exp(scores.astype(np.float64)).sum() == pytest.approx(1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from maskgr.config import NetworkConfig
 from maskgr.diffusion.layout import Layout
+from maskgr.errors import RequestError
 from maskgr.models.transformer import (
     Attention,
     Dropout,
@@ -208,5 +209,5 @@ def test_dropout_follows_the_global_seed() -> None:
 
 
 def test_heads_need_an_even_width() -> None:
-    with pytest.raises(ValueError, match="heads"):
+    with pytest.raises(RequestError, match="heads"):
         Encoder(NetworkConfig(width=20, heads=4))

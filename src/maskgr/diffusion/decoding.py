@@ -58,7 +58,7 @@ class Decoder:
 
         `renormalise`: the catalogue that the model's likelihood was restricted to in training.
         """
-        self._catalogue = catalogue
+        self.catalogue = catalogue
         self._constrained = constrained
         self._renormalise = renormalise
         self._candidates: Candidates = FreeCandidates()
@@ -102,15 +102,15 @@ class Decoder:
         An item is in a session once, unless `repeats`. Left to right is item after item.
         """
         self._require(denoiser, top, search, excluded, repeats)
-        positions = denoiser.items * self._catalogue.levels
+        positions = denoiser.items * self.catalogue.levels
         beam_search = BeamSearch(
             denoiser,
             denoiser.first(),
-            Rules(self._catalogue, self._constrained, self._renormalise, excluded),
+            Rules(self.catalogue, self._constrained, self._renormalise, excluded),
             self._candidates,
             schedule(positions, search.steps),
             fixed_priorities(
-                search.order, denoiser.users, positions, self._catalogue.device, generator
+                search.order, denoiser.users, positions, self.catalogue.device, generator
             ),
             repeats,
         )
@@ -124,10 +124,10 @@ class Decoder:
         excluded: Exclusions | None,
         repeats: bool,
     ) -> None:
-        require_fit(denoiser, self._catalogue, excluded)
+        require_fit(denoiser, self.catalogue, excluded)
         if search.beams < 1:
             raise RequestError(f"{search.beams} beams find nothing; give at least 1")
-        items, k = len(self._catalogue), denoiser.items
+        items, k = len(self.catalogue), denoiser.items
         most = items**k if repeats else math.perm(items, k)
         if not 1 <= top <= most:
             what = "items" if k == 1 else f"sessions of {k} of its {items} items"

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from maskgr.config import DecodingConfig
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout
 from maskgr.data.synthetic import Shop
@@ -33,6 +34,7 @@ class Evaluation:
     users: int
     metrics: dict[Protocol, dict[str, Mean]]
     users_per_second: float
+    invalid_share: float = 0.0  # of the beams that ended as no item, without the constraint
     oracle: dict[Protocol, dict[str, Mean]] | None = None
 
     def to_dict(self, protocol: Protocol) -> dict[str, Any]:
@@ -47,6 +49,7 @@ class Evaluation:
                 for name, value in chosen.items()
             }
         result["users_per_second"] = self.users_per_second
+        result["invalid_share"] = self.invalid_share
         return result
 
 
@@ -56,22 +59,29 @@ def evaluate(
     *,
     ks: Sequence[int] = (5, 10),
     shop: Shop | None = None,
+    decoding: DecodingConfig | None = None,
+    protocols: Sequence[Protocol] = PROTOCOLS,
 ) -> Evaluation:
-    """Every question of `holdout`, under both protocols."""
+    """Every question of `holdout`, under both protocols unless told otherwise."""
     if not ks or min(ks) < 1:
         raise RequestError(f"metrics at K = {', '.join(map(str, ks))} are impossible; use K >= 1")
     depth = min(max(ks), len(recommender.items))
     found: dict[Protocol, dict[str, Mean]] = {}
     start = time.perf_counter()
-    for protocol in PROTOCOLS:
-        ranked = recommender.rank(holdout.histories, depth, exclude_seen=protocol == "unseen")[0]
-        found[protocol] = metrics(ranked, holdout.targets, ks)
+    invalid = 0.0
+    for protocol in protocols:
+        ranked = recommender.rank(
+            holdout.histories, depth, exclude_seen=protocol == "unseen", decoding=decoding
+        )
+        found[protocol] = metrics(ranked.items, holdout.targets, ks)
+        invalid += ranked.invalid_share / len(protocols)
     seconds = time.perf_counter() - start
     questions = len(holdout.users)
     return Evaluation(
         users=questions,
         metrics=found,
-        users_per_second=len(PROTOCOLS) * questions / max(seconds, 1e-9),
+        users_per_second=len(protocols) * questions / max(seconds, 1e-9),
+        invalid_share=invalid,
         oracle=None if shop is None else _oracle(shop, holdout, ks),
     )
 

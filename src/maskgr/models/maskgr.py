@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -16,20 +17,23 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from maskgr.artefact import is_artefact, write_file
-from maskgr.config import TrainConfig
+from maskgr.config import DecodingConfig, TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split
 from maskgr.devices import pick_device
+from maskgr.diffusion.decoding import Decoder, Ranking, Search
 from maskgr.diffusion.layout import Layout
 from maskgr.diffusion.noise import Noise, draw_noise
 from maskgr.diffusion.objective import negative_elbo, validation_bound
+from maskgr.diffusion.sampling import sample
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.items.catalogue import Catalogue
 from maskgr.items.semantic_ids import SemanticIds
+from maskgr.models.history import Cache, Histories
 from maskgr.models.network import Network, flops_per_token
-from maskgr.models.registry import Workspace
+from maskgr.models.registry import Ranked, Workspace
 from maskgr.training.batches import Batches, by_length
 from maskgr.training.distributed import World, world
 from maskgr.training.log import RunLog
@@ -82,53 +86,111 @@ class MaskGR:
         top: int,
         allowed: npt.NDArray[np.bool_],
         excluded: Sequences | None,
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Scores every item by the product of its digits' probabilities when all are masked."""
+        decoding: DecodingConfig | None = None,
+    ) -> Ranked:
+        """Beam search over the digits of the allowed items (`maskgr.diffusion.decoding`)."""
         ranked = np.full((len(histories), top), -1, dtype=np.int32)
         scores = np.full((len(histories), top), -np.inf, dtype=np.float32)
-        barred = torch.from_numpy(~allowed).to(self.device)
-        for rows in _portions(histories, self.network.digits):
-            found = self._score(histories.select(rows)).masked_fill(barred, -torch.inf)
-            if excluded is not None:
-                own = excluded.select(rows)
-                users, items = (torch.from_numpy(part).long() for part in (own.owners, own.values))
-                found[users, items] = -torch.inf
-            best = found.topk(min(top, found.shape[1]), dim=1)
-            values = best.values.cpu().numpy()
-            scores[rows, : values.shape[1]] = values
-            ranked[rows, : values.shape[1]] = np.where(
-                np.isfinite(values), best.indices.cpu().numpy(), -1
-            )
-        return ranked, scores
+        invalid = 0.0
+        for rows, found in self.search(histories, top, allowed, excluded, decoding):
+            depth = found.items.shape[1]
+            ranked[rows, :depth] = found.items.cpu().numpy()
+            scores[rows, :depth] = found.scores.cpu().numpy()
+            invalid += found.invalid_share * len(rows) / len(histories)
+        return Ranked(ranked, scores, invalid)
 
-    @torch.no_grad()
-    def _score(self, histories: Sequences) -> Tensor:
-        """(users, items) log-probabilities, in one evaluation of the network."""
-        order = np.argsort(histories.lengths, kind="stable")
-        levels = self._all_masked(histories.select(order))
-        total = torch.zeros(len(histories), len(self.sids.digits), device=self.device)
+    def search(
+        self,
+        histories: Sequences,
+        top: int,
+        allowed: npt.NDArray[np.bool_],
+        excluded: Sequences | None,
+        decoding: DecodingConfig | None = None,
+        *,
+        items: int = 1,
+        repeats: bool = False,
+        trace: bool = False,
+    ) -> Iterator[tuple[npt.NDArray[np.int64], Ranking]]:
+        """Rows of `histories`, some at a time, with what was found for them: the next item, or
+        sessions of several `items`, in which one comes once unless `repeats`."""
+        decoding = decoding or self.config.decoding
+        steps = decoding.steps or items * self.network.digits
+        how = Search(decoding.beams, decoding.order, steps)
+        decoder = self._decoder(allowed, decoding.constrained)
+        generator = torch.Generator().manual_seed(decoding.seed)
         digits = torch.from_numpy(self.sids.digits).to(self.device).long()
-        for level, log_probs in enumerate(levels):
-            total += log_probs.index_select(1, digits[:, level])
-        return total[torch.from_numpy(np.argsort(order))]
+        for rows in _portions(histories, self.network.digits):
+            own = Histories(
+                self.network,
+                histories.select(rows),
+                digits,
+                items=items,
+                cache=self._cache(decoding),
+            )
+            barred = None if excluded is None else _padded(excluded.select(rows), self.device)
+            exclusions = None if barred is None else decoder.catalogue.exclusions(barred)
+            found = decoder.sessions(
+                own,
+                min(top, int(allowed.sum())) if items == 1 else top,
+                how,
+                excluded=exclusions,
+                repeats=repeats,
+                generator=generator,
+                trace=trace,
+            )
+            if items == 1:
+                found = replace(found, items=found.items.squeeze(2))
+            yield rows, found
 
-    def _all_masked(self, histories: Sequences) -> list[Tensor]:
-        """For each level (users, codes): what the next item's digit is, none of them known."""
-        network, width = self.network, self.network.digits
-        network.eval()
-        lengths = (histories.lengths + 1) * width  # tokens, with the item that is asked for
-        tokens = torch.full((int(lengths.sum()),), network.mask_token, device=self.device)
-        layout = Layout.of(lengths.tolist(), self.device)
-        target = torch.from_numpy(np.cumsum(lengths) - width).to(self.device)  # (users,)
-        known = torch.ones(len(tokens), dtype=torch.bool, device=self.device)
-        rows = target[:, None] + torch.arange(width, device=self.device)
-        known[rows.flatten()] = False
-        tokens[known] = network.tokenise(self._digits(histories))
-        hidden = network.hidden(tokens, layout, rows.t().flatten())  # level after level
-        return [
-            network.log_probs(states, level)
-            for level, states in enumerate(torch.split(hidden, len(histories)))
-        ]
+    def sample(
+        self,
+        histories: Sequences,
+        count: int,
+        allowed: npt.NDArray[np.bool_],
+        excluded: Sequences | None,
+        *,
+        steps: int,
+        temperature: float,
+        seed: int,
+    ) -> npt.NDArray[np.int64]:
+        """(histories, count) next items drawn, not searched (`maskgr.diffusion.sampling`)."""
+        drawn = np.full((len(histories), count), -1, dtype=np.int64)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        catalogue = self._decoder(allowed, True).catalogue
+        digits = torch.from_numpy(self.sids.digits).to(self.device).long()
+        cache = self._cache(self.config.decoding)
+        for rows in _portions(histories, self.network.digits):
+            own = Histories(self.network, histories.select(rows), digits, items=1, cache=cache)
+            barred = None if excluded is None else _padded(excluded.select(rows), self.device)
+            found = sample(
+                own,
+                catalogue,
+                count=count,
+                steps=steps,
+                temperature=temperature,
+                generator=generator,
+                excluded=None if barred is None else catalogue.exclusions(barred),
+            )
+            drawn[rows] = found.items[:, :, 0].cpu().numpy()
+        return drawn
+
+    def _decoder(self, allowed: npt.NDArray[np.bool_], constrained: bool) -> Decoder:
+        aware = self.config.objective.catalogue_aware and constrained
+        catalogue = self.catalogue
+        if not allowed.all():
+            catalogue = catalogue.restrict(torch.from_numpy(allowed).to(self.device))
+        return Decoder(
+            catalogue, constrained=constrained, renormalise=self.catalogue if aware else None
+        )
+
+    def _cache(self, decoding: DecodingConfig) -> Cache:
+        if decoding.cache == "auto":
+            return "off" if self.config.network.attention == "full" else "frozen"
+        return decoding.cache
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        return Catalogue(self.sids.digits, self.sids.codebook_sizes).to(self.device)
 
     def _digits(self, histories: Sequences) -> Tensor:
         """(items, digits) of all the histories, end to end."""
@@ -164,13 +226,9 @@ class Task:
     world: World
 
     def __post_init__(self) -> None:
-        config, sids = self.model.config, self.model.sids
+        config = self.model.config
         self.network: nn.Module = self.model.network
-        self.catalogue = (
-            Catalogue(sids.digits, sids.codebook_sizes).to(self.model.device)
-            if config.objective.catalogue_aware
-            else None
-        )
+        self.catalogue = self.model.catalogue if config.objective.catalogue_aware else None
         users = np.random.default_rng(config.seed).permutation(len(self.validation.users))
         self.sample = np.sort(users[: config.loop.validation_users])
 
@@ -206,7 +264,9 @@ class Task:
         recent = self.validation.histories.select(own).last(self.model.config.history_limit)
         targets = self.validation.targets[own]
         allowed = np.ones(len(self.model.sids.digits), dtype=bool)
-        ranked, _ = self.model.rank(recent, min(10, len(allowed)), allowed, None)
+        # One step scores every item exactly: quick, and it tells better networks from worse.
+        quick = DecodingConfig(steps=1)
+        ranked = self.model.rank(recent, min(10, len(allowed)), allowed, None, quick).items
         hits = torch.tensor(float(recall(ranked, targets, 10).sum()), device=self.world.device)
         found = {"recall@10": float(self.world.total(hits)) / len(rows)}
         if not everyone:
@@ -286,6 +346,15 @@ def _portions(sequences: Sequences, digits: int) -> Iterator[npt.NDArray[np.int6
     room = RANK_TOKENS // digits
     filled = np.cumsum(sequences.lengths[order] + 1) // room
     yield from np.split(order, np.flatnonzero(np.diff(filled)) + 1)
+
+
+def _padded(sequences: Sequences, device: torch.device) -> Tensor:
+    """(sequences, longest) the values, -1 behind the last."""
+    rows = torch.full((len(sequences), int(sequences.lengths.max(initial=1))), -1)
+    rows[torch.from_numpy(sequences.owners), torch.from_numpy(sequences.places)] = torch.from_numpy(
+        sequences.values
+    ).long()
+    return rows.to(device)
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:

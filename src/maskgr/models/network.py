@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from maskgr.config import NetworkConfig
 from maskgr.diffusion.layout import Layout
-from maskgr.models.transformer import Encoder, attention_mask
+from maskgr.models.transformer import Encoder, Memory, attention_mask
 
 
 class Network(nn.Module):
@@ -53,25 +53,43 @@ class Network(nn.Module):
         return rows * math.sqrt(self.config.width)
 
     def encode(
-        self, embedded: Tensor, layout: Layout, rows: Tensor | None = None, target_items: int = 1
+        self,
+        embedded: Tensor,
+        layout: Layout,
+        rows: Tensor | None = None,
+        target_items: int = 1,
+        *,
+        memories: Sequence[Memory] | None = None,
+        past: Sequence[int] | None = None,
     ) -> Tensor:
         """(tokens, width) states, or (rows, width) those of the tokens `rows` alone.
 
-        In the `isolated` attention the history does not see the last `target_items` items.
+        In the `isolated` attention the history does not see the last `target_items` items. With
+        `memories` (one a block) `past` says how many remembered tokens precede each group's.
         """
         kind, target = self.config.attention, target_items * self.digits
-        masks = [
-            attention_mask(kind, length, self.digits, target, embedded.device)
-            for _, length in layout.groups
-        ]
-        states: Tensor = self.encoder(embedded, layout, masks, rows)
+        masks = []
+        for (_, length), before in zip(
+            layout.groups, past or [0] * len(layout.groups), strict=True
+        ):
+            mask = attention_mask(kind, before + length, self.digits, target, embedded.device)
+            masks.append(mask if mask is None else mask[before:])
+        states: Tensor = self.encoder(embedded, layout, masks, rows, memories)
         return states
 
     def hidden(
-        self, tokens: Tensor, layout: Layout, rows: Tensor | None = None, target_items: int = 1
+        self,
+        tokens: Tensor,
+        layout: Layout,
+        rows: Tensor | None = None,
+        target_items: int = 1,
+        *,
+        memories: Sequence[Memory] | None = None,
+        past: Sequence[int] | None = None,
     ) -> Tensor:
         """`encode` of the tokens' own embeddings."""
-        return self.encode(self.embed(tokens), layout, rows, target_items)
+        embedded = self.embed(tokens)
+        return self.encode(embedded, layout, rows, target_items, memories=memories, past=past)
 
     def log_probs(self, hidden: Tensor, level: int, allowed: Tensor | None = None) -> Tensor:
         """(rows, codes) log-probabilities of `level`'s codes, in float32.

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
-from maskgr.config import TrainConfig
+from maskgr.config import DecodingConfig, TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split
-from maskgr.models.registry import Workspace
+from maskgr.errors import RequestError
+from maskgr.models.registry import Ranked, Workspace
 
 CHUNK = 4096  # users at once, so that memory does not grow with their number
 
@@ -33,7 +34,10 @@ class Popularity:
         top: int,
         allowed: npt.NDArray[np.bool_],
         excluded: Sequences | None,
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        decoding: DecodingConfig | None = None,
+    ) -> Ranked:
+        if decoding is not None:
+            raise RequestError("popularity has nothing to decode; leave the decoding options out")
         order = np.argsort(-self.counts, kind="stable")  # ties: the earlier item of the catalogue
         order = order[allowed[order]]
         ranked = np.full((len(histories), top), -1, dtype=np.int32)
@@ -44,7 +48,7 @@ class Popularity:
                 rows = np.arange(start, min(start + CHUNK, len(histories)))
                 ranked[rows] = _without(order, excluded.select(rows), top, len(self.counts))
         scores = np.where(ranked < 0, -np.inf, self._log_probabilities()[ranked])
-        return ranked, scores.astype(np.float32)
+        return Ranked(ranked, scores.astype(np.float32))
 
     def _log_probabilities(self) -> npt.NDArray[np.float64]:
         smoothed = self.counts + 1  # an item nobody took yet is unlikely, not impossible

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from maskgr.config import TrainConfig
+from maskgr.config import DecodingConfig, TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split
@@ -38,6 +38,14 @@ class Workspace:
     sids: SemanticIds | None = None  # ready-made semantic IDs, for the models that need them
 
 
+class Ranked(NamedTuple):
+    """Best first; -1 and -inf where there are no more."""
+
+    items: npt.NDArray[np.int32]  # (histories, top)
+    scores: npt.NDArray[np.float32]  # (histories, top) log-probabilities
+    invalid_share: float = 0.0  # of the beams that ended as no item, without the constraint
+
+
 class Model(Protocol):
     """Speaks of items by number; Recommender translates."""
 
@@ -52,9 +60,11 @@ class Model(Protocol):
         top: int,
         allowed: npt.NDArray[np.bool_],
         excluded: Sequences | None,
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """(histories, top) the best items that are `allowed` and not in the user's `excluded`,
-        best first, and their log-probabilities; -1 and -inf where there are no more."""
+        decoding: DecodingConfig | None,
+    ) -> Ranked:
+        """The best `top` items that are `allowed` and not in the user's `excluded`.
+
+        `decoding`: how to search, for the models that do; None is their own way."""
         ...
 
     def save(self, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from maskgr.config import NetworkConfig
 from maskgr.diffusion.layout import Layout
+from maskgr.errors import RequestError
 
 Attention = Literal["full", "isolated", "causal"]
 
@@ -100,10 +101,11 @@ class Block(nn.Module):
         rotation: tuple[Tensor, Tensor],
         masks: Sequence[Tensor | None],
         rows: Tensor | None = None,
+        memory: Memory | None = None,
     ) -> Tensor:
         """(tokens, width), or (rows, width) for the tokens `rows` alone: all that a last block
         needs, and most of its work is done after the attention."""
-        attended = self.attend(self.attention_norm(x), layout, rotation, masks)
+        attended = self.attend(self.attention_norm(x), layout, rotation, masks, memory)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         x = x + self.dropout(self.out(attended))
@@ -117,6 +119,7 @@ class Block(nn.Module):
         layout: Layout,
         rotation: tuple[Tensor, Tensor],
         masks: Sequence[Tensor | None],
+        memory: Memory | None = None,
     ) -> Tensor:
         """(tokens, width) what each token gathers from the tokens of its sequence."""
         qkv = self.qkv(x).unflatten(1, (3, self.heads, -1))  # (tokens, 3, heads, width of a head)
@@ -130,9 +133,11 @@ class Block(nn.Module):
             strict=True,
         )
         gathered = []
-        for (count, length), both, values, mask in parts:
+        for group, ((count, length), both, values, mask) in enumerate(parts):
             q, k = both.view(count, length, 2, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
             v = values.view(count, length, self.heads, -1).transpose(1, 2)
+            if memory is not None:
+                k, v = memory(group, k, v)
             # (count, heads, length, width of a head). Plain batched products are a little faster
             # below 30 tokens and slower above 60: not worth a second path.
             attended = functional.scaled_dot_product_attention(q, k, v, mask)
@@ -140,11 +145,22 @@ class Block(nn.Module):
         return torch.cat(gathered)
 
 
+class Memory(Protocol):
+    """Sees a block's keys and values, and may put others before them."""
+
+    def __call__(self, group: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What to attend to, for and from (count, heads, length, width of a head)."""
+        ...
+
+
 class Encoder(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         if config.width % (2 * config.heads):
-            raise ValueError(f"width {config.width} is not an even number for {config.heads} heads")
+            raise RequestError(
+                f"a width of {config.width} cannot be shared evenly by {config.heads} heads; use a "
+                f"multiple of {2 * config.heads}"
+            )
         self.head_width = config.width // config.heads
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
@@ -163,16 +179,23 @@ class Encoder(nn.Module):
                 nn.init.normal_(parameter, std=scale * parameter.shape[1] ** -0.5)
 
     def forward(
-        self, x: Tensor, layout: Layout, masks: Sequence[Tensor | None], rows: Tensor | None = None
+        self,
+        x: Tensor,
+        layout: Layout,
+        masks: Sequence[Tensor | None],
+        rows: Tensor | None = None,
+        memories: Sequence[Memory] | None = None,
     ) -> Tensor:
         """(tokens, width) states, or (rows, width) those of the tokens `rows` alone.
 
-        `masks` holds what `attention_mask` gives for each of the layout's groups.
+        `masks` holds what `attention_mask` gives for each of the layout's groups; `memories` has
+        one for each block.
         """
         rotation = rotary(layout.positions, self.head_width)
         x = self.dropout(x)
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
-            x = block(x, layout, rotation, masks, rows if i == last else None)
+            memory = None if memories is None else memories[i]
+            x = block(x, layout, rotation, masks, rows if i == last else None, memory)
         out: Tensor = self.norm(x)
         return out

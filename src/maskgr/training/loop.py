@@ -74,6 +74,7 @@ class State:
     best: float = -1.0
     best_step: int = 0
     waited: int = 0  # validations since the best
+    validated: int = 0  # of the validations that the schedule has, those reached
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -181,8 +182,10 @@ class Trainer:
             self.state = replace(self.state, total=total)
 
     def _due(self) -> bool:
-        every = max(1, self.state.total // max(1, self.config.validations))
-        return self.state.step % every == 0 or self.state.step == self.state.total
+        """Evenly over the steps, however often their number is fitted anew."""
+        state = self.state
+        reached = state.step * self.config.validations // state.total
+        return reached > state.validated or state.step == state.total
 
     def _validate(self) -> None:
         with self.averaged():
@@ -190,7 +193,8 @@ class Trainer:
             better = found["recall@10"] > self.state.best
             if better and self.world.writes:
                 self.task.keep(self.run)
-        state = replace(self.state, waited=self.state.waited + 1)
+        reached = self.state.step * self.config.validations // self.state.total
+        state = replace(self.state, waited=self.state.waited + 1, validated=reached)
         if better:
             state = replace(state, best=found["recall@10"], best_step=state.step, waited=0)
         self.state = state

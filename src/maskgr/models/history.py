@@ -1,0 +1,167 @@
+"""The network as decoding asks for it: histories encoded once, or again for every beam.
+
+With `cache="off"` each beam and step encodes the whole sequence: exact for every network. With
+`cache="frozen"` the history's keys and values are kept from the first step, when the target was all
+masked, and later steps compute the target's few tokens alone. That is exact for a network trained
+with the attention `isolated` or `causal`, whose history never looks at the target; for one trained
+with `full` attention it is an approximation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maskgr.data.sequences import Sequences
+from maskgr.diffusion.layout import Layout
+from maskgr.models.network import Network
+
+Cache = Literal["off", "frozen"]
+TOKENS = 65_536  # that go through the network at once
+
+
+class _Keep:
+    """A block's memory that remembers the history's keys and values, group by group."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.groups: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, group: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        end = keys.shape[2] - self.target
+        self.groups.append((keys[:, :, :end], values[:, :, :end]))
+        return keys, values
+
+
+class _Recall:
+    """A block's memory that puts the history of each row before the row's own tokens."""
+
+    def __init__(self, kept: _Keep, picks: Sequence[tuple[int, Tensor]]) -> None:
+        self.kept, self.picks = kept, picks
+
+    def __call__(self, group: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        where, rows = self.picks[group]
+        past_keys, past_values = self.kept.groups[where]
+        return (
+            torch.cat([past_keys.index_select(0, rows), keys], dim=2),
+            torch.cat([past_values.index_select(0, rows), values], dim=2),
+        )
+
+
+class Histories:
+    """A batch of users' histories, shortest first, as a `maskgr.diffusion.denoiser.Denoiser`."""
+
+    def __init__(
+        self, network: Network, histories: Sequences, digits: Tensor, *, items: int, cache: Cache
+    ) -> None:
+        """`digits` (items of the catalogue, m); `items`: how many are asked for together."""
+        network.eval()
+        self.network, self.items, self.cache = network, items, cache
+        device = digits.device
+        self.lengths = torch.from_numpy(histories.lengths * network.digits).to(device)  # in tokens
+        owned = digits[torch.from_numpy(histories.values).to(device).long()]
+        self.tokens = network.tokenise(owned)
+        self.offsets = torch.from_numpy(histories.offsets * network.digits).to(device)
+        self.counts = np.unique(histories.lengths, return_counts=True)[1].tolist()
+        self.kept: list[_Keep] = []
+
+    @property
+    def codebook_sizes(self) -> tuple[int, ...]:
+        return self.network.sizes
+
+    @property
+    def users(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def _target(self) -> int:
+        """Tokens of what is asked for."""
+        return self.items * self.network.digits
+
+    @torch.no_grad()
+    def first(self) -> list[Tensor]:
+        users = torch.arange(self.users, device=self.lengths.device)
+        shape = (self.users, self.items, self.network.digits)
+        masked = torch.full(shape, self.network.mask_token, device=users.device)
+        blocks = len(self.network.encoder.blocks)
+        self.kept = [_Keep(self._target) for _ in range(blocks)] if self.cache == "frozen" else []
+        everything = torch.ones(shape, dtype=torch.bool, device=users.device)
+        answers = self._whole(users, masked, everything, self.kept or None)
+        return [answer.view(self.users, self.items, -1) for answer in answers]
+
+    @torch.no_grad()
+    def __call__(
+        self, user: Tensor, digits: Tensor, revealed: Tensor, wanted: Tensor
+    ) -> list[Tensor]:
+        starts = torch.tensor(self.network.starts[:-1], device=digits.device)
+        tokens = torch.where(revealed, digits + starts, self.network.mask_token)
+        answer = self._cached if self.kept else self._whole
+        parts = [answer(user[rows], tokens[rows], wanted[rows]) for rows in self._portions(user)]
+        return [torch.cat(level) for level in zip(*parts, strict=True)]
+
+    def _portions(self, user: Tensor) -> Iterator[slice]:
+        """Rows that fit the token budget together; users ascend, and so do lengths."""
+        each = self._target if self.kept else int(self.lengths.max()) + self._target
+        step = max(1, TOKENS // each)
+        return (slice(start, start + step) for start in range(0, len(user), step))
+
+    def _whole(
+        self, user: Tensor, target: Tensor, wanted: Tensor, memories: list[_Keep] | None = None
+    ) -> list[Tensor]:
+        """Level by level (wanted there, codes): histories and targets encoded together."""
+        lengths = self.lengths[user] + self._target
+        layout = Layout.of(lengths.tolist(), user.device)
+        ends = lengths.cumsum(0)
+        place = (ends - self._target)[:, None] + torch.arange(self._target, device=user.device)
+        tokens = torch.empty(int(ends[-1]), dtype=torch.int64, device=user.device)
+        in_target = torch.zeros(len(tokens), dtype=torch.bool, device=user.device)
+        in_target[place.flatten()] = True
+        tokens[place.flatten()] = target.flatten()
+        shift = self.offsets[user] - (ends - lengths)  # from the batch to the histories' tokens
+        past = (~in_target).nonzero().squeeze(1)
+        tokens[past] = self.tokens[past + shift[layout.sequences[past]]]
+        return self._answer(tokens, layout, place.view_as(target), wanted, memories)
+
+    def _cached(self, user: Tensor, target: Tensor, wanted: Tensor) -> list[Tensor]:
+        """The same from the targets alone and what is kept of the histories."""
+        group = torch.repeat_interleave(torch.tensor(self.counts)).to(user.device)  # (users,)
+        first = torch.tensor([0, *np.cumsum(self.counts)[:-1]], device=user.device)
+        present, counts = torch.unique_consecutive(group[user], return_counts=True)
+        rows = torch.split(user - first[group[user]], counts.tolist())
+        picks = list(zip(present.tolist(), rows, strict=True))
+        layout = Layout(
+            tuple((count, self._target) for count in counts.tolist()),
+            (
+                self.lengths[user][:, None] + torch.arange(self._target, device=user.device)
+            ).flatten(),
+            torch.arange(len(user), device=user.device).repeat_interleave(self._target),
+        )
+        place = torch.arange(target.numel(), device=user.device).view_as(target)
+        memories = [_Recall(kept, picks) for kept in self.kept]
+        return self._answer(target.flatten(), layout, place, wanted, memories)
+
+    def _answer(
+        self,
+        tokens: Tensor,
+        layout: Layout,
+        place: Tensor,
+        wanted: Tensor,
+        memories: Sequence[_Keep] | Sequence[_Recall] | None,
+    ) -> list[Tensor]:
+        """Level by level log-probabilities at the `place` (rows, items, m) of what is wanted."""
+        rows = [place[:, :, level][wanted[:, :, level]] for level in range(self.network.digits)]
+        past = [0] * len(layout.groups)
+        if memories and isinstance(memories[0], _Recall):
+            past = [self.kept[0].groups[where][0].shape[2] for where, _ in memories[0].picks]
+        hidden = self.network.hidden(
+            tokens, layout, torch.cat(rows), self.items, memories=memories, past=past
+        )
+        counts = [len(part) for part in rows]
+        return [
+            self.network.log_probs(states, level)
+            for level, states in enumerate(torch.split(hidden, counts))
+        ]
