@@ -161,11 +161,6 @@ def frozen_recall(run: str, holdout: Holdout) -> dict[str, float]:
     return found
 
 
-def sample(holdout: Holdout, count: int) -> Holdout:
-    rows = np.sort(np.random.default_rng(0).permutation(len(holdout.users))[:count])
-    return Holdout(holdout.users[rows], holdout.histories.select(rows), holdout.targets[rows])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", nargs="?", default="synthetic", help="a dataset folder or source")
@@ -178,7 +173,7 @@ def main() -> None:
     keep_freed_memory()
     dataset = open_dataset(options.data)
     test = leave_out(dataset.histories).test
-    histories = sample(test, options.users).histories.last(20)
+    histories = test.sample(options.users).histories.last(20)
     model = model_of(random_digits(len(dataset.items)))
     found: dict[str, Any] = {
         "data": options.data,
@@ -187,7 +182,7 @@ def main() -> None:
         "latency_ms": latency(model, histories),
     }
     if options.run:
-        found["recall@10"] = frozen_recall(options.run, sample(test, options.recall_users))
+        found["recall@10"] = frozen_recall(options.run, test.sample(options.recall_users))
     if options.json:
         print(json.dumps(found, indent=2))
         return

@@ -321,6 +321,9 @@ def evaluate(
         str, typer.Option(help="What the JSON's flat keys show: all or unseen.")
     ] = "all",
     k: Annotated[str, typer.Option(help="Cut-offs of the metrics.")] = "5,10",
+    users: Annotated[
+        int | None, typer.Option(help="Only so many users, chosen at random; all by default.")
+    ] = None,
     order: Order = None,
     steps: Steps = None,
     beams: Beams = None,
@@ -345,6 +348,10 @@ def evaluate(
     recommender = Recommender.load(run)
     dataset = _data_of(recommender, run, data)
     holdout = leave_out(dataset.histories, recommender.config.leave_out).holdout(split)
+    if users is not None:
+        if users < 1:
+            raise RequestError(f"--users {users} leaves nobody to ask; use 1 or more")
+        holdout = holdout.sample(users)
     decoding = _decoding(recommender, order, steps, beams, cache, unconstrained)
     result = measure(recommender, holdout, ks=cutoffs, shop=shop_of(dataset), decoding=decoding)
     if as_json:

@@ -71,3 +71,14 @@ def test_sparsify_is_random_by_seed_and_refuses_nonsense() -> None:
     for drop in (-0.1, 1.0, float("nan")):
         with pytest.raises(RequestError, match="cannot drop a share"):
             sparsify(train, drop)
+
+
+def test_a_sample_of_the_questions() -> None:
+    test = leave_out(Sequences.of([[n, n + 1, n + 2] for n in range(30)])).test
+    some = test.sample(5, seed=1)
+    assert len(some.users) == 5
+    assert some.users.tolist() == test.sample(5, seed=1).users.tolist()
+    for row, user in enumerate(some.users):
+        assert some.targets[row].tolist() == test.targets[user].tolist()
+        assert some.histories[row].tolist() == test.histories[user].tolist()
+    assert len(test.sample(99).users) == 30

@@ -22,6 +22,11 @@ class Holdout:
     histories: Sequences  # (questions,) everything before the targets
     targets: npt.NDArray[np.int32]  # (questions, k)
 
+    def sample(self, count: int, seed: int = 0) -> Holdout:
+        """`count` of the questions, chosen by the seed; all where there are no more."""
+        rows = np.sort(np.random.default_rng(seed).permutation(len(self.users))[:count])
+        return Holdout(self.users[rows], self.histories.select(rows), self.targets[rows])
+
 
 @dataclass(frozen=True)
 class Split:

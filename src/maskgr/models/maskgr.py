@@ -229,8 +229,7 @@ class Task:
         config = self.model.config
         self.network: nn.Module = self.model.network
         self.catalogue = self.model.catalogue if config.objective.catalogue_aware else None
-        users = np.random.default_rng(config.seed).permutation(len(self.validation.users))
-        self.sample = np.sort(users[: config.loop.validation_users])
+        self.sample = self.validation.sample(config.loop.validation_users, config.seed)
 
     def prepare(self, batch: Sequences, seed: int) -> tuple[list[Piece], float]:
         # Noise is drawn on the CPU for the whole batch, alike in every process, on every device.
@@ -259,27 +258,26 @@ class Task:
         return len(batch.values) * self.model.network.digits
 
     def validate(self, *, everyone: bool) -> dict[str, float]:
-        rows = np.arange(len(self.validation.users)) if everyone else self.sample
-        own = rows[self.world.rank :: self.world.size]
-        recent = self.validation.histories.select(own).last(self.model.config.history_limit)
-        targets = self.validation.targets[own]
+        asked = self.validation if everyone else self.sample
+        own = np.arange(self.world.rank, len(asked.users), self.world.size)
+        recent = asked.histories.select(own).last(self.model.config.history_limit)
+        targets = asked.targets[own]
         allowed = np.ones(len(self.model.sids.digits), dtype=bool)
         # One step scores every item exactly: quick, and it tells better networks from worse.
         quick = DecodingConfig(steps=1)
         ranked = self.model.rank(recent, min(10, len(allowed)), allowed, None, quick).items
         hits = torch.tensor(float(recall(ranked, targets, 10).sum()), device=self.world.device)
-        found = {"recall@10": float(self.world.total(hits)) / len(rows)}
+        found = {"recall@10": float(self.world.total(hits)) / len(asked.users)}
         if not everyone:
             found["bound"] = validation_bound(
-                self.model.network, self._held_out(rows), self.model.config.seed, self.catalogue
+                self.model.network, self._held_out(), self.model.config.seed, self.catalogue
             )
         return found
 
-    def _held_out(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[Tensor, Layout]]:
+    def _held_out(self) -> Iterator[tuple[Tensor, Layout]]:
         """The sample's histories with their targets, in portions."""
-        histories = self.validation.histories.select(rows)
-        lists = [*zip(histories, self.validation.targets[rows], strict=True)]
-        joined = Sequences.of([np.concatenate(pair) for pair in lists])
+        pairs = zip(self.sample.histories, self.sample.targets, strict=True)
+        joined = Sequences.of([np.concatenate(pair) for pair in pairs])
         joined = by_length(joined.last(self.model.config.history_limit + 1))
         for part in _portions(joined, self.model.network.digits):
             portion = by_length(joined.select(part))
