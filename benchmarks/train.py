@@ -44,11 +44,18 @@ BUDGET = 16_384
 ROUNDS = 5
 
 
-def matrix_speed(size: int = 2048) -> float:
-    """FLOP/s of a float32 matrix product, the speed of light here."""
+def matrix_speed(size: int = 2048, seconds: float = 1.0) -> float:
+    """FLOP/s of float32 matrix products, sustained for a second: the speed of light here.
+
+    Sustained, because a training step lasts seconds too: the best of a few short products would
+    catch a moment of quiet on a shared machine that no step can.
+    """
     a, b = torch.randn(size, size), torch.randn(size, size)
-    seconds = min(timed(torch.mm, a, b) for _ in range(5))
-    return 2 * size**3 / seconds
+    spent, count = 0.0, 0
+    while spent < seconds:
+        spent += timed(torch.mm, a, b)
+        count += 1
+    return 2 * size**3 * count / spent
 
 
 def timed(work: Callable[..., Any], *arguments: Any) -> float:
