@@ -13,7 +13,6 @@ import typer.core
 
 import maskgr
 from maskgr.config import (
-    PRESETS,
     DataConfig,
     DecodingConfig,
     EncoderConfig,
@@ -488,9 +487,9 @@ def _train_config(
     preset: str, model: str | None, minutes: float | None, seed: int | None, pairs: list[str]
 ) -> TrainConfig:
     """The preset with what the options change."""
-    if preset not in PRESETS:
-        raise RequestError(f"there is no preset {preset!r}; the presets are {', '.join(PRESETS)}")
-    start = PRESETS[preset]
+    from maskgr.recommender import preset_config
+
+    start = preset_config(preset)
     parts = ("network", "objective", "loop", "encoder", "quantizer")
     kinds = [type(getattr(start, part)) for part in parts]
     own, *changes = split_settings(pairs, TrainConfig, *kinds)

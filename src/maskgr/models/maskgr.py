@@ -71,8 +71,13 @@ class MaskGR:
                     trainer.resume()
                 if here.writes:
                     print(_about(model, batches), file=sys.stderr)
-                trainer.train()
+                found = trainer.train()
             if here.writes:
+                print(
+                    f"validation recall@10 of the best network, all users, one-step decoding: "
+                    f"{found['recall@10']:.2%}",
+                    file=sys.stderr,
+                )
                 _draw(work.run)
         return model
 
