@@ -2,7 +2,8 @@
 
     python benchmarks/train.py [DATA] [--picture cost.png] [--json]
 
-(a) achieved FLOP/s of whole training steps over the FLOP/s of a plain float32 matrix product;
+(a) achieved FLOP/s of whole training steps over the FLOP/s of a plain float32 matrix product, in
+    as many processes as `maskgr train` starts, and in one;
 (b) users a second beside a reference: every sequence padded to 120 tokens, `nn.TransformerEncoder`,
     logits over the whole vocabulary at every position;
 (c) the cost against the length of the history and the number of items.
@@ -13,8 +14,12 @@ Everything is measured in one process, the sides taking turns, so that a busy ma
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
+import os
 import resource
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,23 +29,27 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maskgr.config import PRESETS, NetworkConfig
+from maskgr.config import PRESETS, DenseConfig, NetworkConfig
 from maskgr.data.open import open_dataset
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Holdout, leave_out
+from maskgr.data.splits import Holdout, Split, leave_out
 from maskgr.devices import keep_freed_memory
-from maskgr.models.maskgr import MaskGR, Task
-from maskgr.models.network import Network, flops_per_token
+from maskgr.models.maskgr import MaskGR, Task, build_network
+from maskgr.models.network import flops_per_token
 from maskgr.optimizer import build_optimizer, clip_gradients
 from maskgr.training.batches import Batches, Place
-from maskgr.training.distributed import World
+from maskgr.training.distributed import MOST, World
+from maskgr.training.loop import _Forward
 
 SIZES = (256, 256, 256, 256, 6)  # the paper's, with a de-duplication digit
 PADDED = 120
 BUDGET = 16_384
+ALONE = World(0, 1, torch.device("cpu"))
+PROCESSES = min(os.cpu_count() or 1, MOST)
 ROUNDS = 5
 
 
@@ -67,23 +76,77 @@ def timed(work: Callable[..., Any], *arguments: Any) -> float:
 class Ours:
     """A training step as the loop does it."""
 
-    def __init__(self, preset: str, digits: Tensor, *, aware: bool = False) -> None:
+    def __init__(
+        self, preset: str, digits: Tensor, *, aware: bool | None = None, world: World = ALONE
+    ) -> None:
         config = PRESETS[preset]
-        config = replace(config, objective=replace(config.objective, catalogue_aware=aware))
-        self.network = Network(config.network, SIZES).train()
+        if aware is not None:  # the digits' loss alone
+            objective = replace(config.objective, catalogue_aware=aware)
+            config = replace(config, objective=objective, dense=DenseConfig())
+        self.world = world
+        text = np.random.default_rng(0).standard_normal((len(digits), 256)).astype(np.float32)
+        sids: Any = SimpleNamespace(digits=digits.numpy(), codebook_sizes=SIZES, embeddings=text)
+        self.network = build_network(config, sids).train()
         self.optimizer = build_optimizer(self.network, 1e-3, 1e-3)
-        sids = SimpleNamespace(digits=digits.numpy(), codebook_sizes=SIZES)
-        model = MaskGR(self.network, sids, config)  # type: ignore[arg-type]
+        model = MaskGR(self.network, sids, config)
         nobody = Holdout(np.empty(0, np.int64), Sequences.of([]), np.empty((0, 1), np.int32))
-        self.task = Task(model, nobody, World(0, 1, torch.device("cpu")))
+        split = Split(Sequences.of([]), nobody, nobody)
+        self.task = Task(model, split, world)
+        self.wrapped = world.wrap(_Forward(self.task))
 
     def step(self, batch: Sequences) -> None:
         pieces, tokens = self.task.prepare(batch, seed=0)
         self.optimizer.zero_grad()
-        for piece in pieces:
-            (self.task.loss(piece) / tokens).backward()
+        for number, piece in enumerate(pieces):
+            last = number + 1 == len(pieces)
+            apart = self.world.size > 1 and not last
+            with self.wrapped.no_sync() if apart else contextlib.nullcontext():  # type: ignore[operator]
+                (self.wrapped(piece) / tokens).backward()
         clip_gradients(self.network, 1.0)
         self.optimizer.step()
+
+
+def worker(rank: int, size: int, port: int, preset: str, digits: Tensor, pipe: Any) -> None:
+    """A process that does its share of each batch it is sent."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    torch.manual_seed(0)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    ours = Ours(preset, digits, world=World(rank, size, torch.device("cpu")))
+    while (batch := pipe.recv()) is not None:
+        ours.step(batch)
+        pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    dist.destroy_process_group()
+
+
+class Together:
+    """Processes of one thread each that train together."""
+
+    def __init__(self, preset: str, digits: Tensor, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        pairs = [context.Pipe() for _ in range(size)]
+        self.pipes = [own for own, _ in pairs]
+        self.processes = [
+            context.Process(target=worker, args=(rank, size, port, preset, digits, other))
+            for rank, (_, other) in enumerate(pairs)
+        ]
+        for process in self.processes:
+            process.start()
+        self.peak_gib = 0.0
+
+    def step(self, batch: Sequences) -> None:
+        for pipe in self.pipes:
+            pipe.send(batch)
+        self.peak_gib = max(pipe.recv() for pipe in self.pipes)
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join()
 
 
 class Reference(nn.Module):
@@ -141,23 +204,28 @@ def batches_of(sequences: Sequences, count: int) -> list[Sequences]:
 
 
 def efficiency(preset: str, batches: list[Sequences], digits: Tensor) -> dict[str, float]:
-    """(a) and the peak memory of this process so far."""
-    config = PRESETS[preset].network
-    ours = Ours(preset, digits)
-    ours.step(batches[0])
-    ratios, tokens_per_second = [], []
-    for batch in batches[1:]:
+    """(a) and the peak memory of a process that did the whole batch."""
+    ours, together = Ours(preset, digits), Together(preset, digits, PROCESSES)
+    ratios: dict[str, list[float]] = {"one": [], "together": []}
+    tokens_per_second = []
+    for number, batch in enumerate(batches):
         light = matrix_speed()
-        seconds = timed(ours.step, batch)
         lengths = batch.lengths * len(SIZES)
-        flops = flops_per_token(config, SIZES, float((lengths**2).sum() / lengths.sum()))
-        ratios.append(flops * lengths.sum() / seconds / light)
+        flops = flops_per_token(ours.network, float((lengths**2).sum() / lengths.sum()))
+        for name, way in (("one", ours), ("together", together)):
+            seconds = timed(way.step, batch)
+            if number:  # the first is for warming up
+                ratios[name].append(flops * lengths.sum() / seconds / light)
         tokens_per_second.append(lengths.sum() / seconds)
+    together.close()
     return {
         "parameters": sum(p.numel() for p in ours.network.parameters()),
+        "processes": PROCESSES,
         "tokens_per_second": float(np.median(tokens_per_second)),
-        "share_of_matrix_product": float(np.median(ratios)),
+        "share_of_matrix_product": float(np.median(ratios["together"])),
+        "share_in_one_process": float(np.median(ratios["one"])),
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "peak_gib_together": together.peak_gib,
     }
 
 
@@ -181,8 +249,8 @@ def against_reference(batches: list[Sequences], digits: Tensor) -> dict[str, flo
 
 
 def cost_by_length(lengths: list[int]) -> dict[int, float]:
-    """(c) milliseconds a user, with the same number of tokens in every batch."""
-    ours = Ours("cpu", random_digits(10_000))
+    """(c) milliseconds a user for the digits, with the same number of tokens in every batch."""
+    ours = Ours("cpu", random_digits(10_000), aware=False)
     costs = {}
     for length in lengths:
         users = max(1, BUDGET // (length * len(SIZES)))
@@ -256,8 +324,9 @@ def main() -> None:
         row = found[preset]
         print(
             f"{preset:6} {row['parameters']:>10,} parameters {row['tokens_per_second']:>9,.0f} "
-            f"tokens/s, {row['share_of_matrix_product']:.2f} of a matrix product's FLOP/s, "
-            f"peak {row['peak_gib']:.2f} GiB"
+            f"tokens/s, {row['share_of_matrix_product']:.2f} of a matrix product's FLOP/s in "
+            f"{row['processes']} processes, {row['share_in_one_process']:.2f} in one, peak "
+            f"{row['peak_gib']:.2f} GiB in one"
         )
     row = found["reference"]
     print(

@@ -23,6 +23,7 @@ from maskgr.config import (
 from maskgr.console import (
     described,
     print_json,
+    print_table,
     show_evaluation,
     show_explanation,
     show_inspection,
@@ -88,6 +89,10 @@ History = Annotated[
     str, typer.Option(help="The user's item IDs, oldest first, separated by commas.")
 ]
 UnknownIds = Annotated[str, typer.Option("--unknown", help="Unknown IDs: raise or skip.")]
+RetrievalOption = Annotated[
+    str | None,
+    typer.Option("--retrieval", help="Rank by generative, dense, unified or fused retrieval."),
+]
 Order = Annotated[
     str | None, typer.Option(help="Digits are unmasked greedy, left-to-right or random.")
 ]
@@ -176,8 +181,8 @@ def sids_make(
     encoder: Annotated[
         str,
         typer.Option(
-            help="wordllama, sentence-transformers:MODEL, huggingface:MODEL, or embeddings "
-            "(the dataset's own)."
+            help="wordllama, sentence-transformers:MODEL, huggingface:MODEL, embeddings (the "
+            "dataset's own), or auto: embeddings where there are some, else wordllama."
         ),
     ] = EncoderConfig.encoder,
     template: Annotated[
@@ -213,13 +218,15 @@ def sids_make(
     show_notes(dataset)
     sids = SemanticIds.make(
         dataset,
-        encoder=EncoderConfig(encoder=encoder, template=template, **encoder_set),
+        encoder=EncoderConfig(**{"encoder": encoder, "template": template, **encoder_set}),
         quantizer=QuantizerConfig(
-            quantizer=quantizer,  # type: ignore[arg-type]
-            levels=levels,
-            codes=codes,
-            seed=seed,
-            **quantizer_set,
+            **{
+                "quantizer": quantizer,
+                "levels": levels,
+                "codes": codes,
+                "seed": seed,
+                **quantizer_set,
+            }
         ),
         unique=unique,  # type: ignore[arg-type]
         progress=sys.stderr.isatty(),
@@ -269,6 +276,10 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run.")
     ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(help="That train together; by default one a core in long CPU trainings."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting (see docs/training.md)."),
@@ -285,23 +296,32 @@ def train(
     """
     from maskgr.data.open import open_dataset
     from maskgr.models.registry import model_class
-    from maskgr.run import start_run
+    from maskgr.run import require_fresh, start_run
+    from maskgr.training.distributed import companions, processes_for
 
     config = _train_config(preset, model, minutes, seed, settings or [])
-    model_class(config.model)  # a wrong name is told before the data are read
+    kind = model_class(config.model)  # a wrong name is told before the data are read
     data_config = _data_config(k_core, unknown_items, unused_items, repeats)
     dataset = open_dataset(data, data_config)
     show_notes(dataset)
-    recommender = start_run(
-        out,
-        dataset,
-        config,
-        data=str(Path(data).absolute()) if Path(data).exists() else data,
-        data_config=data_config,
-        sids=sids,
-        resume=resume,
-        progress=sys.stderr.isatty(),
-    )
+    if processes is None:
+        minutes = config.loop.minutes if kind.shares_work else 0.0
+        processes = processes_for(minutes, config.loop.device)
+    if processes < 1:
+        raise RequestError(f"--processes {processes} trains nothing; use 1 or more")
+    if not resume:
+        require_fresh(out)  # before others wait for this process
+    with companions(processes, [sys.executable, "-m", "maskgr", *sys.argv[1:]]):
+        recommender = start_run(
+            out,
+            dataset,
+            config,
+            data=str(Path(data).absolute()) if Path(data).exists() else data,
+            data_config=data_config,
+            sids=sids,
+            resume=resume,
+            progress=sys.stderr.isatty(),
+        )
     if recommender is not None:
         print(
             f"trained {config.model} on {len(dataset.users):,} users and {len(dataset.items):,} "
@@ -323,6 +343,7 @@ def evaluate(
     users: Annotated[
         int | None, typer.Option(help="Only so many users, chosen at random; all by default.")
     ] = None,
+    retrieval: RetrievalOption = None,
     order: Order = None,
     steps: Steps = None,
     beams: Beams = None,
@@ -351,7 +372,7 @@ def evaluate(
         if users < 1:
             raise RequestError(f"--users {users} leaves nobody to ask; use 1 or more")
         holdout = holdout.sample(users)
-    decoding = _decoding(recommender, order, steps, beams, cache, unconstrained)
+    decoding = _decoding(recommender, order, steps, beams, cache, unconstrained, retrieval)
     result = measure(recommender, holdout, ks=cutoffs, shop=shop_of(dataset), decoding=decoding)
     if as_json:
         print_json({**result.to_dict(chosen), "split": split, "model": recommender.config.model})
@@ -381,6 +402,7 @@ def recommend(
         ),
     ] = None,
     unknown: UnknownIds = "raise",
+    retrieval: RetrievalOption = None,
     order: Order = None,
     steps: Steps = None,
     beams: Beams = None,
@@ -395,7 +417,7 @@ def recommend(
     if (source is None) != (target is None) or (source and (history or allow or deny)):
         raise RequestError("--input and --output go together, and without --history and lists")
     recommender = Recommender.load(run)
-    decoding = _decoding(recommender, order, steps, beams, cache, False)
+    decoding = _decoding(recommender, order, steps, beams, cache, False, retrieval)
     if source and target:
         done = recommend_file(
             recommender,
@@ -454,6 +476,34 @@ def explain(
         show_explanation(recommender, found)
 
 
+@app.command()
+def experiment(
+    name: Annotated[str, typer.Argument(help="dense, orders or cold-start.")],
+    out: Annotated[Path, typer.Option(help="Its folder; what is trained there is used again.")],
+    data: Annotated[str, typer.Option(help="A dataset folder or a built-in source.")] = "beauty",
+    preset: Annotated[str, typer.Option(help="Settings to train with: tiny, cpu, paper.")] = "cpu",
+    minutes: Annotated[float | None, typer.Option(help="Of each training.")] = None,
+    users: Annotated[
+        int | None, typer.Option(help="Only so many users, chosen at random; all by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """A table of the paper, ours beside theirs."""
+    from maskgr.experiments.registry import run_experiment
+    from maskgr.experiments.report import Asked
+
+    if users is not None and users < 1:
+        raise RequestError(f"--users {users} leaves nobody to ask; use 1 or more")
+    found = run_experiment(name, Asked(data, out, preset, minutes, users, seed))
+    if as_json:
+        print_json(found.to_dict())
+        return
+    print_table(found.columns, found.rows, title=found.title)
+    for note in found.notes:
+        print(note)
+
+
 def _data_of(recommender: Recommender, run: Path, given: str | None) -> Dataset:
     """The dataset of a run, and only that: other histories would leak or mislead."""
     from maskgr.data.open import open_dataset
@@ -490,7 +540,7 @@ def _train_config(
     from maskgr.recommender import preset_config
 
     start = preset_config(preset)
-    parts = ("network", "objective", "loop", "encoder", "quantizer")
+    parts = ("network", "dense", "objective", "loop", "encoder", "quantizer", "decoding")
     kinds = [type(getattr(start, part)) for part in parts]
     own, *changes = split_settings(pairs, TrainConfig, *kinds)
     own |= {k: v for k, v in (("model", model), ("seed", seed)) if v is not None}
@@ -513,12 +563,22 @@ def _decoding(
     beams: int | None,
     cache: str | None,
     unconstrained: bool,
+    retrieval: str | None = None,
 ) -> DecodingConfig | None:
     """What the options change of the run's own way; None if nothing."""
-    given = {"order": order, "steps": steps, "beams": beams, "cache": cache}
+    given = {
+        "retrieval": retrieval,
+        "order": order,
+        "steps": steps,
+        "beams": beams,
+        "cache": cache,
+    }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if cache is not None and cache not in ("off", "frozen"):
         raise RequestError(f"--cache {cache} is not a choice; use off or frozen")
+    ways = ("generative", "dense", "unified", "fused")
+    if retrieval is not None and retrieval not in ways:
+        raise RequestError(f"--retrieval {retrieval} is not a choice; use {', '.join(ways)}")
     if steps is not None and steps < 1:
         raise RequestError(f"--steps {steps} evaluates nothing; use 1 or more")
     if unconstrained:

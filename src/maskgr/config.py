@@ -53,8 +53,9 @@ class SyntheticConfig:
 class EncoderConfig:
     """How an item's text becomes a vector."""
 
-    encoder: str = "wordllama"
-    """`wordllama`, `sentence-transformers:MODEL`, `huggingface:MODEL` or `embeddings` (given)."""
+    encoder: str = "auto"
+    """`wordllama`, `sentence-transformers:MODEL`, `huggingface:MODEL` or `embeddings` (given);
+    auto is `embeddings` where the dataset has some, else `wordllama`."""
     template: str | None = None
     """How columns become text (see `maskgr.items.text`); None: all columns, labelled."""
     max_tokens: int = 512
@@ -121,10 +122,45 @@ class NetworkConfig:
     dropout: float = 0.1
     """Share of entries dropped from the embeddings and from what each layer adds."""
     attention: Literal["full", "isolated", "causal"] = "full"
-    """Who sees whom: everybody (paper), the history not the item being predicted, an item itself
-    and earlier ones."""
+    """Who sees whom: everybody (paper), the history not the item being predicted, an item earlier
+    ones only, with every item of a history predicted at once."""
+    history: Literal["tokens", "pooled"] = "tokens"
+    """What an item of the history is: its digits (paper), or one vector (causal attention only)."""
+    history_layers: int = 0
+    """Layers that the history passes alone before the masked digits join (causal attention)."""
     logits: Literal["level", "vocabulary"] = "level"
     """Over which tokens probabilities are normalised: the level's own, or all (paper)."""
+
+
+@dataclass(frozen=True)
+class DenseConfig:
+    """Text as an input, and the head that predicts the next item's vector (paper, section 3.3)."""
+
+    text_input: bool = False
+    """The text embedding of an item that is wholly visible joins its digits."""
+    table: Literal["off", "text", "learned"] = "off"
+    """What items are ranked by: nothing, their text embeddings (paper), or vectors learned from
+    digits, text and a part of their own."""
+    layer: int = 0
+    """The head reads the states after so many layers; 0 is the last."""
+    hidden: int = 256
+    """Entries between the two maps of the head; 0 is one linear map."""
+    rank: int = 32
+    """Of the head's maps, each kept as two factors; 0 is full rank."""
+    similarity: Literal["product", "cosine"] = "product"
+    """Of a prediction and an item: the plain product (paper), or that of normalised vectors."""
+    temperature: float = 1.0
+    """Similarities are divided by it; 0 takes the square root of the vectors' width."""
+    learn_temperature: bool = False
+    """Whether it is only where learning starts from."""
+    negatives: int = 0
+    """Items a batch that stand for the catalogue (log-q corrected sampled softmax); 0 takes all."""
+    weight: float = 1.0
+    """Of the dense loss beside the digits'."""
+    repeat_bias: bool = False
+    """Learn how much less, or more, likely the items of a history are to come again."""
+    index: Literal["exact", "hnsw"] = "exact"
+    """How the nearest items are searched; hnsw is approximate, for catalogues over a million."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +174,8 @@ class ObjectiveConfig:
     last_item_share: float = 0.0
     """Share of sequences in which only digits of the last item are masked: what inference meets."""
     whole_item: float = 0.0
-    """Share of the other sequences in which items are masked whole or not at all."""
+    """Share of the other sequences in which items are masked whole or not at all; with causal
+    attention, of items that are masked whole."""
     catalogue_aware: bool = False
     """A digit's probabilities run over the codes that some item with the revealed digits has."""
 
@@ -179,8 +216,11 @@ class LoopConfig:
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """How the next item's digits are unmasked."""
+    """How the next item is found."""
 
+    retrieval: Literal["auto", "generative", "dense", "unified", "fused"] = "auto"
+    """By unmasking its digits, by the dense head, by the dense head among the beams, by the sum of
+    both scores; auto is fused where there is a dense head."""
     order: Literal["greedy", "left-to-right", "random"] = "greedy"
     """Which digits come first: the surest (paper), from the left, any."""
     steps: int = 0
@@ -215,6 +255,7 @@ class TrainConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    dense: DenseConfig = field(default_factory=DenseConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
@@ -240,11 +281,19 @@ PRESETS = {
         network=NetworkConfig(layers=2, width=64, heads=2, hidden=256),
         loop=LoopConfig(steps=600, token_budget=8192, learning_rate=3e-3, validations=6),
     ),
-    # A laptop, over lunch. Half of the sequences are what inference meets, a clean history and a
-    # masked last item, and no capacity goes into learning which tuples exist.
+    # A laptop, over lunch. Every item is predicted from the clean history before it, which is what
+    # inference meets; no capacity goes into learning which tuples exist; a dense head is trained
+    # along.
     "cpu": TrainConfig(
-        objective=ObjectiveConfig(last_item_share=0.5, catalogue_aware=True),
-        loop=LoopConfig(minutes=90, token_budget=4096, learning_rate=1e-3),
+        unique="reassign",
+        network=NetworkConfig(
+            layers=2, history_layers=2, dropout=0.2, attention="causal", history="pooled"
+        ),
+        dense=DenseConfig(
+            text_input=True, table="learned", hidden=0, rank=0, temperature=0.0, repeat_bias=True
+        ),
+        objective=ObjectiveConfig(catalogue_aware=True),
+        loop=LoopConfig(minutes=90, token_budget=6400, learning_rate=2e-3),
     ),
     # As published: Section 4.1 and the appendix. Its batch of 8,192 histories is 17 budgets.
     "paper": TrainConfig(

@@ -24,7 +24,7 @@ from maskgr.data.ingest import codes
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out, sparsify
 from maskgr.data.tables import read_table
-from maskgr.errors import ArtefactError, RequestError
+from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.models.registry import Model, Ranked, Workspace, model_class
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ KIND, SCHEMA = "recommender", 1
 RECOMMENDER = "recommender"  # where a run folder has it
 
 Unknown = Literal["raise", "skip"]
+Retrieval = Literal["auto", "generative", "dense", "unified", "fused"]
 ItemId = Any  # whatever scalar the catalogue uses
 
 
@@ -118,6 +119,7 @@ class Recommender:
         allow: Sequence[ItemId] | None = None,
         deny: Sequence[ItemId] = (),
         unknown: Unknown = "raise",
+        retrieval: Retrieval | None = None,
         decoding: DecodingConfig | None = None,
     ) -> list[Any]:
         """The `top` next items for one history (IDs, oldest first) or for a list of histories:
@@ -127,10 +129,13 @@ class Recommender:
             show that nobody takes an item twice.
         allow, deny: only these items, none of these items.
         unknown: an ID that is not in the catalogue raises, or is skipped.
+        retrieval: `generative`, `dense`, `unified` or `fused`, for the models that have the choice.
         decoding: order, steps, beams and so on, for the models that decode (see `decoding`).
 
         Fewer than `top` come back only where the filters leave fewer.
         """
+        if retrieval is not None:
+            decoding = replace(decoding or self.config.decoding, retrieval=retrieval)
         many = any(isinstance(h, (list, tuple, np.ndarray, pl.Series)) for h in histories)
         rows = histories if many else [histories]
         ranked, scores, _ = self.rank(
@@ -215,6 +220,34 @@ class Recommender:
             seed=seed,
         )
         return [self.items["item_id"][item] for item in drawn[0].tolist() if item >= 0]
+
+    def add_items(self, items: Any, *, embeddings: npt.NDArray[Any] | None = None) -> Recommender:
+        """A recommender of the same model that knows new items too, without training.
+
+        items: a frame with `item_id` and the text columns of the catalogue; embeddings: (items, d)
+            where the catalogue's own were given, not encoded.
+
+        The old items keep their semantic IDs and their scores.
+        """
+        frame = items if isinstance(items, pl.DataFrame) else pl.from_pandas(items)
+        if "item_id" not in frame.columns:
+            raise DataError(f"the new items have no column item_id (they have: {frame.columns})")
+        ids = frame["item_id"].cast(self.items["item_id"].dtype, strict=False)
+        wrong = ids.is_null() | ids.is_duplicated() | ids.is_in(self.items["item_id"].implode())
+        if wrong.any():
+            first = frame["item_id"][int(wrong.arg_max() or 0)]
+            raise DataError(
+                f"{int(wrong.sum())} of the new items are old, repeated or without an ID (first: "
+                f"{first!r}); give each new item once"
+            )
+        frame = frame.with_columns(item_id=ids)
+        if not len(frame):
+            return self
+        return replace(
+            self,
+            model=self.model.with_items(frame, embeddings),
+            items=pl.concat([self.items, frame], how="diagonal_relaxed"),
+        )
 
     def generative(self) -> MaskGR:
         from maskgr.models.maskgr import MaskGR

@@ -38,7 +38,7 @@ def start_run(
     if resume:
         _require_same(training, about)
     elif writes:
-        _require_fresh(out)
+        require_fresh(out)
         with write_file(training / "run.json") as draft:
             draft.write_text(json.dumps({**about, **made}, indent=2) + "\n", encoding="utf-8")
     recommender = Recommender.train(
@@ -56,7 +56,7 @@ def start_run(
     return recommender
 
 
-def _require_fresh(out: Path) -> None:
+def require_fresh(out: Path) -> None:
     """Nothing that took long to make is overwritten."""
     if (out / TRAINING / "checkpoints").is_dir():
         raise RequestError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from maskgr.errors import RequestError
 
@@ -15,16 +15,35 @@ def parse_settings(config: type[Any], pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def split_settings(pairs: Sequence[str], *configs: type[Any]) -> list[dict[str, Any]]:
-    """The arguments of each dataclass; a key belongs to the first that has it."""
+    """The arguments of each dataclass.
+
+    A key may name its dataclass, as `network.width` does NetworkConfig; without, it belongs to
+    the first that has it.
+    """
     values: list[dict[str, Any]] = [{} for _ in configs]
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        owner = next((n for n, c in enumerate(configs) if key in _defaults(c)), None)
+        part, _, name = key.rpartition(".")
+        owner = next(
+            (
+                n
+                for n, config in enumerate(configs)
+                if name in _defaults(config) and part in ("", _part(config))
+            ),
+            None,
+        )
         if owner is None or not equals:
             known = ", ".join(name for config in configs for name in _defaults(config))
             raise RequestError(f"--set {pair} is not key=value with a key of {known}")
-        values[owner][key] = _value(pair, text, _defaults(configs[owner])[key])
+        kind = get_type_hints(configs[owner])[name]
+        if get_origin(kind) is Literal and text not in get_args(kind):
+            raise RequestError(f"--set {pair}: use one of {', '.join(get_args(kind))}")
+        values[owner][name] = _value(pair, text, _defaults(configs[owner])[name])
     return values
+
+
+def _part(config: type[Any]) -> str:
+    return config.__name__.removesuffix("Config").lower()
 
 
 def _defaults(config: type[Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from maskgr.config import ObjectiveConfig
 from maskgr.diffusion.noise import (
+    draw_item_noise,
     draw_noise,
     last_items,
     mask_items,
@@ -164,6 +165,22 @@ def test_share_of_last_items() -> None:
     share_is(masked[:, 2], 0.6 * 0.5 + 0.4 * 0.75)
     share = (80_000 - noise.tokens.item()) / 40_000  # the history's tokens that were not at stake
     assert share == pytest.approx(0.4, abs=0.02)
+
+
+def test_items_masked_each_by_itself() -> None:
+    noise = draw_item_noise(30_000, 3, ObjectiveConfig(), generator())
+    masked, levels = noise.masked.view(-1, 3), noise.levels.view(-1, 3)
+    assert noise.tokens == 90_000
+    assert torch.equal(masked.sum(1) / 3, levels[:, 0])
+    assert torch.equal(levels[:, 0], levels[:, 2])
+    for count in (1, 2, 3):  # as often, and each digit as often
+        share_is(masked.sum(1) == count, 1 / 3)
+        share_is(masked[masked.sum(1) == count][:, 1], count / 3)
+
+
+def test_share_of_items_masked_whole() -> None:
+    noise = draw_item_noise(30_000, 3, ObjectiveConfig(whole_item=0.4), generator())
+    share_is(noise.masked.view(-1, 3).all(1), 0.4 + 0.6 / 3)
 
 
 def test_same_generator_same_noise() -> None:

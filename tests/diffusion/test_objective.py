@@ -93,7 +93,7 @@ def totals(network: Network, config: ObjectiveConfig, draws: int, rounds: int) -
     with torch.no_grad():
         for _ in range(rounds):
             noise = draw_noise(layout.sequences, 2, config, generator)
-            loss = negative_elbo(network, DIGITS.repeat(draws, 1), layout, noise)
+            loss, _ = negative_elbo(network, DIGITS.repeat(draws, 1), layout, noise)
             results.append(loss.total / draws)
     return torch.stack(results)
 
@@ -111,9 +111,9 @@ def test_estimates_converge_to_the_enumerated_expectation(network: Network) -> N
 
 def test_value_of_one_mask_by_hand(network: Network) -> None:
     mask = torch.tensor([True, False, True, True])
-    noise = Noise(mask, torch.tensor([0.4]), torch.tensor(4))
+    noise = Noise(mask, torch.full((4,), 0.4), torch.tensor(4))
     with torch.no_grad():
-        loss = negative_elbo(network, DIGITS, Layout.of([TOKENS]), noise)
+        loss, _ = negative_elbo(network, DIGITS, Layout.of([TOKENS]), noise)
     expected = -log_conditionals(network, DIGITS, mask)[mask].sum() / 0.4
     torch.testing.assert_close(loss.total, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(loss.mean, expected / 4, atol=1e-5, rtol=1e-5)
@@ -125,25 +125,22 @@ def test_a_batch_is_the_sum_of_its_sequences(network: Network) -> None:
     digits = torch.randint(3, (8, 2))
     layout = Layout.of(lengths)
     noise = draw_noise(layout.sequences, 2, ObjectiveConfig(), torch.Generator().manual_seed(3))
-    whole = negative_elbo(network, digits, layout, noise).total
+    whole = negative_elbo(network, digits, layout, noise)[0].total
     parts = zip(
         torch.split(digits, [n // 2 for n in lengths]),
-        torch.split(noise.masked, lengths),
-        noise.levels,
+        torch.split(torch.arange(len(noise.masked)), lengths),
         strict=True,
     )
     alone = [
-        negative_elbo(
-            network, d, Layout.of([len(mask)]), Noise(mask, level[None], torch.tensor(len(mask)))
-        ).total
-        for d, mask, level in parts
+        negative_elbo(network, d, Layout.of([len(tokens)]), noise.part(tokens))[0].total
+        for d, tokens in parts
     ]
     torch.testing.assert_close(whole, torch.stack(alone).sum())
 
 
 def test_nothing_masked_costs_nothing(network: Network) -> None:
-    noise = Noise(torch.zeros(TOKENS, dtype=torch.bool), torch.tensor([0.01]), torch.tensor(4))
-    assert negative_elbo(network, DIGITS, Layout.of([TOKENS]), noise).total == 0
+    noise = Noise(torch.zeros(TOKENS, dtype=torch.bool), torch.full((4,), 0.01), torch.tensor(4))
+    assert negative_elbo(network, DIGITS, Layout.of([TOKENS]), noise)[0].total == 0
 
 
 def test_elbo_is_the_mean_over_orders_and_below_the_log_of_the_mean(network: Network) -> None:
@@ -165,7 +162,8 @@ def test_likelihoods_of_all_sequences_sum_to_one(network: Network) -> None:
 
 def test_reported_bound_is_above_the_true_negative_log_likelihood(network: Network) -> None:
     copies = 4000
-    batches = [(DIGITS.repeat(copies, 1), Layout.of([TOKENS] * copies))] * 3
+    numbers = torch.zeros(2 * copies, dtype=torch.int64)
+    batches = [(DIGITS.repeat(copies, 1), numbers, Layout.of([TOKENS] * copies))] * 3
     reported = validation_bound(network, batches, seed=0)
     orders = log_likelihoods_of_orders(network, DIGITS)
     truth = -(orders.logsumexp(0) - math.log(len(orders))).item() / 2  # two items
@@ -174,7 +172,7 @@ def test_reported_bound_is_above_the_true_negative_log_likelihood(network: Netwo
 
 
 def test_reported_bound_repeats_and_leaves_the_mode_alone(network: Network) -> None:
-    batches = [(DIGITS, Layout.of([TOKENS]))] * 5
+    batches = [(DIGITS, torch.tensor([0, 1]), Layout.of([TOKENS]))] * 5
     network.train()
     try:
         one, two = (validation_bound(network, batches, seed=3) for _ in range(2))
@@ -228,9 +226,9 @@ def test_catalogue_aware_by_hand(network: Network) -> None:
     layout = Layout.of([TOKENS])
 
     def nats(mask: list[bool]) -> float:
-        noise = Noise(torch.tensor(mask), torch.ones(1), torch.tensor(4))
+        noise = Noise(torch.tensor(mask), torch.ones(4), torch.tensor(4))
         with torch.no_grad():
-            return negative_elbo(network, DIGITS, layout, noise, catalogue).total.item()
+            return negative_elbo(network, DIGITS, layout, noise, catalogue)[0].total.item()
 
     # (1, 2) is the only item with either digit: nothing is left to guess
     assert nats([False, False, True, False]) == 0
@@ -248,19 +246,19 @@ def test_catalogue_aware_is_finite_and_never_costs_more(network: Network) -> Non
     catalogue = Items([(2, 0), (1, 2), (2, 1), (0, 0)], (3, 3))
     layout = Layout.of([TOKENS])
     for mask in MASKS:
-        noise = Noise(mask, torch.ones(1), torch.tensor(4))
+        noise = Noise(mask, torch.ones(4), torch.tensor(4))
         with torch.no_grad():
-            aware = negative_elbo(network, DIGITS, layout, noise, catalogue).total
-            free = negative_elbo(network, DIGITS, layout, noise).total
+            aware = negative_elbo(network, DIGITS, layout, noise, catalogue)[0].total
+            free = negative_elbo(network, DIGITS, layout, noise)[0].total
         assert aware.isfinite()
         assert aware <= free + 1e-6
 
 
 def test_gradient_of_the_catalogue_aware_loss_is_finite(network: Network) -> None:
     catalogue = Items([(2, 0), (1, 2)], (3, 3))
-    noise = Noise(torch.ones(TOKENS, dtype=torch.bool), torch.ones(1), torch.tensor(4))
+    noise = Noise(torch.ones(TOKENS, dtype=torch.bool), torch.ones(4), torch.tensor(4))
     network.zero_grad()
-    negative_elbo(network, DIGITS, Layout.of([TOKENS]), noise, catalogue).total.backward()
+    negative_elbo(network, DIGITS, Layout.of([TOKENS]), noise, catalogue)[0].total.backward()
     for parameter in network.parameters():
         assert parameter.grad is not None
         assert parameter.grad.isfinite().all()

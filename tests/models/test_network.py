@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from maskgr.config import NetworkConfig
+from maskgr.config import DenseConfig, NetworkConfig
 from maskgr.diffusion.layout import Layout
 from maskgr.models.network import Network, flops_per_token
 
@@ -135,6 +135,25 @@ def test_flops_against_torchs_own_count(logits: Literal["level", "vocabulary"]) 
     embedded = model.embed(tokens).detach().requires_grad_()
     # torch does not count the products inside its fused attention
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        hidden = model.encode(embedded, Layout.of([8, 8, 8]), rows)
+        hidden, _ = model.encode(embedded, Layout.of([8, 8, 8]), rows)
         model.log_probs(hidden, 0).sum().backward()
-    assert counter.get_total_flops() == 24 * flops_per_token(config, (6, 6), 8, 0.25)
+    assert counter.get_total_flops() == 24 * flops_per_token(model, 8, 0.25)
+
+
+def test_flops_of_the_causal_layout_against_torchs_own_count() -> None:
+    config = NetworkConfig(
+        layers=2, width=16, heads=2, hidden=40, attention="causal", history="pooled",
+        history_layers=1,
+    )  # fmt: skip
+    dense = DenseConfig(table="learned", hidden=8, rank=2)
+    model = Network(config, (6, 6), dense, torch.randn(9, 3))
+    digits = torch.randint(6, (12, 2))
+    masked = torch.zeros(24, dtype=torch.bool)
+    masked[::4] = True
+    rows = masked.nonzero().squeeze(1)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        states = model.denoise(digits, masked, Layout.of([8, 8, 8]), rows, torch.arange(12) % 9)
+        assert states.queries is not None
+        table = model.table(torch.randint(6, (9, 2))).detach().requires_grad_()
+        (model.log_probs(states.digits, 0).sum() + (states.queries @ table.T).sum()).backward()
+    assert counter.get_total_flops() == pytest.approx(24 * flops_per_token(model, 8, 0.25))

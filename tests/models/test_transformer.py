@@ -10,10 +10,11 @@ from maskgr.config import NetworkConfig
 from maskgr.diffusion.layout import Layout
 from maskgr.errors import RequestError
 from maskgr.models.transformer import (
-    Attention,
     Dropout,
     Encoder,
-    attention_mask,
+    Tap,
+    causal_mask,
+    isolated_mask,
     rotary,
     rotate,
 )
@@ -31,12 +32,14 @@ def states(
     model: Encoder,
     x: Tensor,
     layout: Layout,
-    kind: Attention = "full",
+    kind: str = "full",
     rows: Tensor | None = None,
 ) -> Tensor:
-    masks = [attention_mask(kind, length, 2, 2, CPU) for _, length in layout.groups]
+    masks = [
+        isolated_mask(length, 2, CPU) if kind == "isolated" else None for _, length in layout.groups
+    ]
     with torch.no_grad():
-        out: Tensor = model(x, layout, masks, rows)
+        out: Tensor = model(x, layout, masks, rows)[0]
     return out
 
 
@@ -48,9 +51,9 @@ def test_layout_by_hand() -> None:
     assert layout.sequences.tolist() == [0, 0, 1, 1, 2, 2, 2]
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sampled_from(["full", "causal"]))
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sampled_from(["full", "isolated"]))
 @settings(deadline=None, max_examples=15)
-def test_packed_equals_each_sequence_alone(lengths: list[int], kind: Attention) -> None:
+def test_packed_equals_each_sequence_alone(lengths: list[int], kind: str) -> None:
     model = encoder()
     layout = Layout.of(lengths)
     x = torch.randn(sum(lengths), 16)
@@ -113,24 +116,29 @@ def test_every_pair_of_a_head_makes_products_depend_on_position() -> None:
 
 
 def test_masks_by_hand() -> None:
-    isolated = attention_mask("isolated", 4, 2, 2, CPU)
-    causal = attention_mask("causal", 4, 2, 2, CPU)
-    assert isolated is not None
-    assert causal is not None
+    isolated = isolated_mask(4, 2, CPU)
     assert isolated.int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
-    assert causal.int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
-    session = attention_mask("isolated", 6, 2, 4, CPU)
-    assert session is not None
+    session = isolated_mask(6, 4, CPU)
     assert session[:2].int().tolist() == [[1, 1, 0, 0, 0, 0]] * 2
     assert session[2:].all()
-    three = attention_mask("causal", 6, 2, 2, CPU)
-    assert three is not None
-    assert three.sum(1).tolist() == [2, 2, 4, 4, 6, 6]
-    assert attention_mask("full", 4, 2, 2, CPU) is None
+    # a start, two items of history, copies of two digits for three items
+    assert causal_mask(3, 1, 2, CPU).int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 0, 0, 1, 1, 0, 0, 0, 0],
+        [1, 0, 0, 1, 1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 1, 1, 0, 0],
+        [1, 1, 0, 0, 0, 1, 1, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 1, 1],
+        [1, 1, 1, 0, 0, 0, 0, 1, 1],
+    ]
+    # history in two tokens an item, alone: an item's tokens see each other
+    assert causal_mask(3, 2, 0, CPU).sum(1).tolist() == [1, 3, 3, 5, 5]
 
 
-@pytest.mark.parametrize(("kind", "blind"), [("isolated", 4), ("causal", 4), ("full", 0)])
-def test_who_does_not_see_the_last_item(kind: Attention, blind: int) -> None:
+@pytest.mark.parametrize(("kind", "blind"), [("isolated", 4), ("full", 0)])
+def test_who_does_not_see_the_last_item(kind: str, blind: int) -> None:
     model = encoder()
     x = torch.randn(6, 16)
     changed = x.clone()
@@ -140,8 +148,8 @@ def test_who_does_not_see_the_last_item(kind: Attention, blind: int) -> None:
     assert same.tolist() == [True] * blind + [False] * (6 - blind)
 
 
-@pytest.mark.parametrize("kind", ["isolated", "causal"])
-def test_the_last_item_sees_everything(kind: Attention) -> None:
+@pytest.mark.parametrize("kind", ["isolated", "full"])
+def test_the_last_item_sees_everything(kind: str) -> None:
     model = encoder()
     x = torch.randn(6, 16)
     changed = x.clone()
@@ -151,8 +159,25 @@ def test_the_last_item_sees_everything(kind: Attention) -> None:
     assert not same[4:].any()
 
 
-@pytest.mark.parametrize("kind", ["full", "isolated", "causal"])
-def test_states_of_chosen_rows_equal_those_of_all(kind: Attention) -> None:
+@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize("rows", [None, [9, 0, 3, 13], []])
+def test_states_tapped_on_the_way(layer: int, rows: list[int] | None) -> None:
+    model = encoder()
+    layout, x = Layout.of([4, 4, 6]), torch.randn(14, 16)
+    wanted, masks = torch.tensor([2, 11, 5]), [None, None]
+    chosen = None if rows is None else torch.tensor(rows, dtype=torch.int64)
+    rotation = rotary(layout.positions, 8)
+    with torch.no_grad():
+        out, tapped = model(x, layout, masks, chosen, None, Tap(layer, wanted))
+        expected = x
+        for block in model.blocks[:layer]:
+            expected = block(expected, layout, rotation, masks)
+    torch.testing.assert_close(tapped, expected[wanted])
+    torch.testing.assert_close(out, states(model, x, layout, rows=chosen))
+
+
+@pytest.mark.parametrize("kind", ["full", "isolated"])
+def test_states_of_chosen_rows_equal_those_of_all(kind: str) -> None:
     model = encoder()
     layout = Layout.of([4, 4, 6])
     x = torch.randn(14, 16)
@@ -168,7 +193,7 @@ def test_gradients_of_chosen_rows_equal_those_of_all() -> None:
     x = torch.randn(10, 16)
     rows = torch.tensor([1, 4, 8])
     gradients = []
-    for out in (model(x, layout, [None, None], rows), model(x, layout, [None, None])[rows]):
+    for out in (model(x, layout, [None, None], rows)[0], model(x, layout, [None, None])[0][rows]):
         model.zero_grad()
         out.square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])

@@ -102,8 +102,44 @@ class Decoder:
         An item is in a session once, unless `repeats`. Left to right is item after item.
         """
         self._require(denoiser, top, search, excluded, repeats)
+        beam_search = self._beam_search(denoiser, search, excluded, repeats, generator)
+        return _rank(beam_search, max(search.beams, top), top, trace)
+
+    def score(
+        self,
+        denoiser: Denoiser,
+        items: Tensor,
+        digits: Tensor,
+        search: Search,
+        *,
+        excluded: Exclusions | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """(users, width) log-probabilities of given next `items` (users, width), as the search
+        would score them if it kept them; -inf where an item is -1.
+
+        `digits` (users, width, m): those of the items.
+        """
+        require_fit(denoiser, self.catalogue, excluded)
+        beam_search = self._beam_search(denoiser, search, excluded, False, generator)
+        user, place = (items >= 0).nonzero(as_tuple=True)
+        scores = torch.full(items.shape, -torch.inf, device=items.device)
+        at_once = max(1, CELLS // (self.catalogue.levels * max(self.catalogue.codebook_sizes)))
+        for start in range(0, len(user), at_once):
+            own, where = user[start : start + at_once], place[start : start + at_once]
+            scores[own, where] = beam_search.follow(own, digits[own, where].unsqueeze(1))
+        return scores
+
+    def _beam_search(
+        self,
+        denoiser: Denoiser,
+        search: Search,
+        excluded: Exclusions | None,
+        repeats: bool,
+        generator: torch.Generator | None,
+    ) -> BeamSearch:
         positions = denoiser.items * self.catalogue.levels
-        beam_search = BeamSearch(
+        return BeamSearch(
             denoiser,
             denoiser.first(),
             Rules(self.catalogue, self._constrained, self._renormalise, excluded),
@@ -114,7 +150,6 @@ class Decoder:
             ),
             repeats,
         )
-        return _rank(beam_search, max(search.beams, top), top, trace)
 
     def _require(
         self,

@@ -91,8 +91,8 @@ class Rules:
     """Codes that no item with the revealed digits has get -inf; the others stay as they are."""
     renormalise: Catalogue | None
     """Probabilities run over the codes that some item of this catalogue with the revealed digits
-    has: for a model trained so. It is the catalogue of training, whatever a request leaves out,
-    so that an item's score does not depend on what else may be recommended."""
+    has: for a model trained so. It is the catalogue of training, whatever a request leaves out and
+    whatever items came later, so that a score does not depend on what else may be recommended."""
     excluded: Exclusions | None
 
     def __post_init__(self) -> None:
@@ -106,7 +106,11 @@ class Rules:
         """(rows, codes of `level`) the log-probabilities to search with; `item` has one item."""
         if self.renormalise is not None:
             codes = allowed_codes(self.renormalise, level, item, None)
-            log_probs = log_probs.masked_fill(~codes, -torch.inf).log_softmax(dim=1)
+            later = ~codes.any(dim=1, keepdim=True)  # only items since training have the digits
+            if later.any():
+                codes |= later & allowed_codes(self.catalogue, level, item, None)
+            mass = log_probs.masked_fill(~codes, -torch.inf).logsumexp(dim=1, keepdim=True)
+            log_probs = log_probs - mass
         log_probs = log_probs.clamp(min=FLOOR)
         if self.constrained:
             codes = allowed_codes(self.catalogue, level, item, self.excluded)

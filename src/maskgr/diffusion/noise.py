@@ -82,11 +82,15 @@ class Noise:
     """Which tokens of a batch are masked, and what that says about all that could have been."""
 
     masked: Tensor  # (tokens,)
-    levels: Tensor  # (sequences,) noise: a masked token's weight is 1 / its sequence's
+    levels: Tensor  # (tokens,) the noise that a token was masked with: its weight is 1 / level
     tokens: Tensor  # () how many tokens could have been masked
 
     def to(self, device: torch.device) -> Noise:
         return Noise(self.masked.to(device), self.levels.to(device), self.tokens.to(device))
+
+    def part(self, tokens: Tensor) -> Noise:
+        """That of some `tokens`; what all of the batch is divided by stays."""
+        return Noise(self.masked[tokens], self.levels[tokens], self.tokens)
 
 
 def draw_noise(
@@ -114,7 +118,25 @@ def draw_noise(
         masked = torch.where(chosen[sequences], last, masked)
         noise = torch.where(chosen, last_noise, noise)
         at_stake = ~chosen[sequences] | last_items(sequences, digits)
-    return Noise(masked, noise, at_stake.sum())
+    return Noise(masked, noise[sequences], at_stake.sum())
+
+
+def draw_item_noise(
+    items: int, digits: int, config: ObjectiveConfig, generator: torch.Generator
+) -> Noise:
+    """The noise of a batch in which every item is predicted from the clean items before it.
+
+    Each item is masked by itself as `mask_last_item` says, so the sum over an item's masked digits
+    of -log p / level estimates the negative ELBO of the item given its history, and the sum over
+    a sequence that of the whole sequence, by the chain rule. A share of `whole_item` is masked
+    whole: the negative ELBO of a model that reveals an item's digits at once, independently.
+    """
+    levels = stratified_levels(items, generator)
+    if config.whole_item:
+        levels = levels.masked_fill(_share(config.whole_item, items, generator), 1.0)
+    owners = torch.arange(items, device=generator.device).repeat_interleave(digits)
+    masked, noise = mask_last_item(levels, owners, digits, generator)
+    return Noise(masked, noise[owners], torch.tensor(items * digits, device=generator.device))
 
 
 def _share(share: float, count: int, generator: torch.Generator) -> Tensor:

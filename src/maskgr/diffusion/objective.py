@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from maskgr.config import ObjectiveConfig
 from maskgr.diffusion.layout import Layout
-from maskgr.diffusion.noise import Noise, draw_noise
+from maskgr.diffusion.noise import Noise
 
 
 class Network(Protocol):
@@ -21,12 +21,27 @@ class Network(Protocol):
 
     @property
     def digits(self) -> int: ...
-    @property
-    def mask_token(self) -> int: ...
-    def tokenise(self, digits: Tensor) -> Tensor: ...
-    def hidden(self, tokens: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor: ...
+    def draw_noise(
+        self, layout: Layout, config: ObjectiveConfig, generator: torch.Generator
+    ) -> Noise: ...
+    def denoise(
+        self,
+        digits: Tensor,
+        masked: Tensor,
+        layout: Layout,
+        rows: Tensor,
+        numbers: Tensor | None = None,
+    ) -> States: ...
     def log_probs(self, hidden: Tensor, level: int, allowed: Tensor | None = None) -> Tensor: ...
     def train(self, mode: bool = True) -> object: ...
+
+
+class States(NamedTuple):
+    """What a network makes of a noisy batch."""
+
+    digits: Tensor  # (rows, width) of the masked digits that were asked for
+    queries: Tensor | None  # (predicted, width of an item's vector) where there is a dense head
+    predicted: Tensor | None  # (predicted,) the items of the batch that the queries are for
 
 
 class AllowedCodes(Protocol):
@@ -67,52 +82,55 @@ def negative_elbo(
     layout: Layout,
     noise: Noise,
     catalogue: AllowedCodes | None = None,
-) -> Loss:
-    """Sum over masked tokens of -log p(token | masked sequence) / noise level (equation 3).
+    numbers: Tensor | None = None,
+) -> tuple[Loss, States]:
+    """Sum over masked tokens of -log p(token | masked sequence) / noise level (equation 3), and
+    the states that it was computed from.
 
-    `digits`: (items, digits) of all sequences, in the layout's order. With a `catalogue` a
-    digit's probabilities run only over codes that some item with the revealed digits has.
+    `digits`: (items, digits) of all sequences, in the layout's order, and `numbers` (items,) in
+    the catalogue, for a network that asks for more than digits. With a `catalogue` a digit's
+    probabilities run only over codes that some item with the revealed digits has.
     """
     rows, counts = masked_rows(noise.masked, network.digits)
-    noisy = network.tokenise(digits).masked_fill(noise.masked, network.mask_token)
-    hidden = network.hidden(noisy, layout, rows)  # (rows, width)
+    states = network.denoise(digits, noise.masked, layout, rows, numbers)
     revealed = ~noise.masked.view_as(digits)
     parts = zip(
-        torch.split(hidden, counts), torch.split(rows // network.digits, counts), strict=True
+        torch.split(states.digits, counts), torch.split(rows // network.digits, counts), strict=True
     )
     scores = []
-    for level, (states, items) in enumerate(parts):
+    for level, (hidden, items) in enumerate(parts):
         true = digits[items]  # (rows of the level, digits)
         allowed = catalogue.allowed(level, true, revealed[items]) if catalogue else None
-        log_probs = network.log_probs(states, level, allowed)  # (rows of the level, codes)
+        log_probs = network.log_probs(hidden, level, allowed)  # (rows of the level, codes)
         scores.append(log_probs.gather(1, true[:, level, None].long()).squeeze(1))
-    weights = 1 / noise.levels[layout.sequences[rows]]
-    return Loss(-(weights * torch.cat(scores)).sum(), noise.tokens)
+    weights = 1 / noise.levels[rows]
+    return Loss(-(weights * torch.cat(scores)).sum(), noise.tokens), states
 
 
 @torch.no_grad()
 def validation_bound(
     network: Network,
-    batches: Iterable[tuple[Tensor, Layout]],
+    batches: Iterable[tuple[Tensor, Tensor, Layout]],
     seed: int,
     catalogue: AllowedCodes | None = None,
 ) -> float:
-    """Nats an item: what equation 3 says about held-out sequences, each `(digits, layout)`.
+    """Nats an item: what equation 3 says about held-out sequences, each (digits, numbers, layout).
 
-    An upper bound on their negative log-likelihood in expectation over masks. Always the paper's
-    own masking, in evaluation mode, and the same masks for the same seed: values of one run can
-    be compared with each other, and with those of other options of training.
+    An upper bound on their negative log-likelihood in expectation over masks. Always the plain
+    masking of the network's layout, in evaluation mode, and the same masks for the same seed:
+    values of one run can be compared with each other, and with those of other options of training.
     """
     was_training = network.training
     network.train(False)
     generator = None
     nats = items = 0.0
     try:
-        for digits, layout in batches:
+        for digits, numbers, layout in batches:
             if generator is None:
                 generator = torch.Generator(digits.device).manual_seed(seed)
-            noise = draw_noise(layout.sequences, network.digits, ObjectiveConfig(), generator)
-            nats += float(negative_elbo(network, digits, layout, noise, catalogue).total)
+            noise = network.draw_noise(layout, ObjectiveConfig(), generator)
+            loss, _ = negative_elbo(network, digits, layout, noise, catalogue, numbers)
+            nats += float(loss.total)
             items += len(digits)
     finally:
         network.train(was_training)

@@ -1,6 +1,7 @@
 """From item text to vectors: the encoder is a name in the configuration.
 
-- `wordllama`: static word vectors, in the package, no network; the default.
+- `auto` (the default): `embeddings` where the dataset has some, else `wordllama`.
+- `wordllama`: static word vectors, in the package, no network.
 - `sentence-transformers:MODEL` and `huggingface:MODEL`: a name on the hub or a local folder.
 - `embeddings`: nothing is encoded, the dataset's own matrix is used.
 """
@@ -11,7 +12,7 @@ import contextlib
 import importlib.metadata
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ class _Backend:
     load: Callable[[], Encode]  # called only if a text is not in the cache
 
 
+def resolved(config: EncoderConfig, *, given: bool) -> EncoderConfig:
+    """What `auto` stands for, where the dataset's own embeddings are `given` or not."""
+    if config.encoder != "auto":
+        return config
+    return replace(config, encoder="embeddings" if given else "wordllama")
+
+
 def embed_items(
     items: pl.DataFrame,
     config: EncoderConfig,
@@ -51,6 +59,7 @@ def embed_items(
     From its text, or for the encoder `embeddings` the given matrix after checks. The arguments
     `cache` and `progress` are those of `encode_items`.
     """
+    config = resolved(config, given=embeddings is not None)
     if config.encoder == "embeddings":
         if embeddings is None:
             raise RequestError(
@@ -76,6 +85,7 @@ def encode_items(
     Equal texts are encoded once. With a `cache` folder, texts that this encoder has met before
     are not encoded again, and an interrupted call goes on where it was when called again.
     """
+    config = resolved(config, given=False)
     _check_request(texts, config)
     backend = _backend(config)
     unique = list(dict.fromkeys(texts))

@@ -19,7 +19,7 @@ from maskgr.data.dataset import Dataset
 from maskgr.data.download import cache_folder
 from maskgr.data.tables import read_matrix, read_table
 from maskgr.errors import ArtefactError, DataError, RequestError
-from maskgr.items.encoders import embed_items
+from maskgr.items.encoders import embed_items, resolved
 from maskgr.items.quantizers import Quantizer, fit_quantizer, load_quantizer, save_quantizer
 from maskgr.items.uniqueness import Policy, make_unique, place_new
 from maskgr.items.vectors import Digits, Floats
@@ -53,6 +53,7 @@ class SemanticIds:
     ) -> SemanticIds:
         """Text -> vectors -> digits for every item of `dataset`; texts met before are cached."""
         encoder, quantizer = encoder or EncoderConfig(), quantizer or QuantizerConfig()
+        encoder = resolved(encoder, given=dataset.embeddings is not None)
         if unique not in get_args(Policy):
             choices = ", ".join(get_args(Policy))
             raise RequestError(f"there is no policy {unique!r}; choose one of {choices}")

@@ -4,7 +4,8 @@ With `cache="off"` each beam and step encodes the whole sequence: exact for ever
 `cache="frozen"` the history's keys and values are kept from the first step, when the target was all
 masked, and later steps compute the target's few tokens alone. That is exact for a network trained
 with the attention `isolated` or `causal`, whose history never looks at the target; for one trained
-with `full` attention it is an approximation.
+with `full` attention it is an approximation. A `causal` history is kept in any case: nothing that
+is asked of it later could change it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from torch import Tensor
 
 from maskgr.data.sequences import Sequences
 from maskgr.diffusion.layout import Layout
+from maskgr.models.causal import history_layout
 from maskgr.models.network import Network
+from maskgr.models.transformer import Tap, causal_mask
 
 Cache = Literal["off", "frozen"]
 TOKENS = 65_536  # that go through the network at once
@@ -62,12 +65,17 @@ class Histories:
         network.eval()
         self.network, self.items, self.cache = network, items, cache
         device = digits.device
-        self.lengths = torch.from_numpy(histories.lengths * network.digits).to(device)  # in tokens
-        owned = digits[torch.from_numpy(histories.values).to(device).long()]
-        self.tokens = network.tokenise(owned)
-        self.offsets = torch.from_numpy(histories.offsets * network.digits).to(device)
+        numbers = torch.from_numpy(histories.values).to(device).long()
+        with torch.no_grad():
+            self.past = network.embed_history(digits[numbers], numbers)  # (items × unit, width)
+        had = torch.from_numpy(histories.lengths).to(device)  # (users,) items
+        self.lengths = had * network.unit + int(network.causal)  # in tokens
+        self.ends = (had + int(network.causal)) * network.digits  # the target's first position
+        self.offsets = torch.from_numpy(histories.offsets * network.unit).to(device)
         self.counts = np.unique(histories.lengths, return_counts=True)[1].tolist()
         self.kept: list[_Keep] = []
+        self.tapped: Tensor | None = None
+        self.started: list[Tensor] | None = None
 
     @property
     def codebook_sizes(self) -> tuple[int, ...]:
@@ -84,14 +92,33 @@ class Histories:
 
     @torch.no_grad()
     def first(self) -> list[Tensor]:
+        if self.started is not None:  # asked again, by another search for the same users
+            return self.started
         users = torch.arange(self.users, device=self.lengths.device)
         shape = (self.users, self.items, self.network.digits)
         masked = torch.full(shape, self.network.mask_token, device=users.device)
-        blocks = len(self.network.encoder.blocks)
-        self.kept = [_Keep(self._target) for _ in range(blocks)] if self.cache == "frozen" else []
         everything = torch.ones(shape, dtype=torch.bool, device=users.device)
-        answers = self._whole(users, masked, everything, self.kept or None)
-        return [answer.view(self.users, self.items, -1) for answer in answers]
+        if self.network.causal:
+            self._encode_history()
+            answers = self._cached(users, masked, everything)
+        else:
+            self.kept = self._fresh(self._target) if self.cache == "frozen" else []
+            answers = self._whole(users, masked, everything, self.kept or None, tap=True)
+        self.started = [answer.view(self.users, self.items, -1) for answer in answers]
+        return self.started
+
+    @torch.no_grad()
+    def queries(self) -> Tensor:
+        """(users, width of the items' vectors) the dense head's prediction of the next item."""
+        if self.tapped is None:
+            if self.network.causal:
+                self._encode_history()
+            else:
+                self.first()
+        tapped = self.tapped
+        assert tapped is not None
+        found: Tensor = self.network.head(tapped.view(self.users, -1))
+        return found
 
     @torch.no_grad()
     def __call__(
@@ -103,28 +130,57 @@ class Histories:
         parts = [answer(user[rows], tokens[rows], wanted[rows]) for rows in self._portions(user)]
         return [torch.cat(level) for level in zip(*parts, strict=True)]
 
+    def _fresh(self, target: int) -> list[_Keep]:
+        return [_Keep(target) for _ in self.network.encoder.blocks]
+
     def _portions(self, user: Tensor) -> Iterator[slice]:
         """Rows that fit the token budget together; users ascend, and so do lengths."""
         each = self._target if self.kept else int(self.lengths.max()) + self._target
         step = max(1, TOKENS // each)
         return (slice(start, start + step) for start in range(0, len(user), step))
 
+    def _encode_history(self) -> None:
+        """A causal history by itself: what it is to the blocks that the target passes."""
+        network = self.network
+        layout = history_layout(self.lengths, network.digits, network.unit)
+        real = layout.positions > 0
+        units = torch.cat([network.start, self.past])
+        units = units.index_select(0, torch.where(real, real.cumsum(0), 0))
+        masks: list[Tensor | None] = [
+            causal_mask((length - 1) // network.unit + 1, network.unit, 0, units.device)
+            for _, length in layout.groups
+        ]
+        units = network.encoder.history(units, layout, masks)
+        self.kept = self._fresh(0)
+        tap = Tap(network.tap_layer, self.lengths.cumsum(0) - 1) if network.dense else None
+        nothing = torch.empty(0, dtype=torch.int64, device=units.device)
+        _, self.tapped = network.encoder(units, layout, masks, nothing, self.kept, tap)
+
     def _whole(
-        self, user: Tensor, target: Tensor, wanted: Tensor, memories: list[_Keep] | None = None
+        self,
+        user: Tensor,
+        target: Tensor,
+        wanted: Tensor,
+        memories: list[_Keep] | None = None,
+        *,
+        tap: bool = False,
     ) -> list[Tensor]:
         """Level by level (wanted there, codes): histories and targets encoded together."""
         lengths = self.lengths[user] + self._target
         layout = Layout.of(lengths.tolist(), user.device)
         ends = lengths.cumsum(0)
         place = (ends - self._target)[:, None] + torch.arange(self._target, device=user.device)
-        tokens = torch.empty(int(ends[-1]), dtype=torch.int64, device=user.device)
-        in_target = torch.zeros(len(tokens), dtype=torch.bool, device=user.device)
+        in_target = torch.zeros(len(layout.positions), dtype=torch.bool, device=user.device)
         in_target[place.flatten()] = True
-        tokens[place.flatten()] = target.flatten()
         shift = self.offsets[user] - (ends - lengths)  # from the batch to the histories' tokens
         past = (~in_target).nonzero().squeeze(1)
-        tokens[past] = self.tokens[past + shift[layout.sequences[past]]]
-        return self._answer(tokens, layout, place.view_as(target), wanted, memories)
+        embedded = self.past.new_empty((len(in_target), self.past.shape[1]))
+        embedded[place.flatten()] = self.network.embed(target.flatten())
+        embedded[past] = self.past[past + shift[layout.sequences[past]]]
+        tapped = None
+        if tap and self.network.dense:
+            tapped = place[:, : self.network.digits].flatten()  # of the first item
+        return self._answer(embedded, layout, place.view_as(target), wanted, memories, tapped)
 
     def _cached(self, user: Tensor, target: Tensor, wanted: Tensor) -> list[Tensor]:
         """The same from the targets alone and what is kept of the histories."""
@@ -133,33 +189,37 @@ class Histories:
         present, counts = torch.unique_consecutive(group[user], return_counts=True)
         rows = torch.split(user - first[group[user]], counts.tolist())
         picks = list(zip(present.tolist(), rows, strict=True))
+        within = torch.arange(self._target, device=user.device)
         layout = Layout(
             tuple((count, self._target) for count in counts.tolist()),
-            (
-                self.lengths[user][:, None] + torch.arange(self._target, device=user.device)
-            ).flatten(),
+            (self.ends[user][:, None] + within).flatten(),
             torch.arange(len(user), device=user.device).repeat_interleave(self._target),
         )
         place = torch.arange(target.numel(), device=user.device).view_as(target)
         memories = [_Recall(kept, picks) for kept in self.kept]
-        return self._answer(target.flatten(), layout, place, wanted, memories)
+        embedded = self.network.embed(target.flatten())
+        return self._answer(embedded, layout, place, wanted, memories)
 
     def _answer(
         self,
-        tokens: Tensor,
+        embedded: Tensor,
         layout: Layout,
         place: Tensor,
         wanted: Tensor,
         memories: Sequence[_Keep] | Sequence[_Recall] | None,
+        tapped: Tensor | None = None,
     ) -> list[Tensor]:
         """Level by level log-probabilities at the `place` (rows, items, m) of what is wanted."""
         rows = [place[:, :, level][wanted[:, :, level]] for level in range(self.network.digits)]
         past = [0] * len(layout.groups)
         if memories and isinstance(memories[0], _Recall):
             past = [self.kept[0].groups[where][0].shape[2] for where, _ in memories[0].picks]
-        hidden = self.network.hidden(
-            tokens, layout, torch.cat(rows), self.items, memories=memories, past=past
+        tap = None if tapped is None else Tap(self.network.tap_layer, tapped)
+        hidden, found = self.network.encode(
+            embedded, layout, torch.cat(rows), self.items, memories=memories, past=past, tap=tap
         )
+        if tap is not None:
+            self.tapped = found
         counts = [len(part) for part in rows]
         return [
             self.network.log_probs(states, level)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -20,20 +22,28 @@ from maskgr.artefact import is_artefact, write_file
 from maskgr.config import DecodingConfig, TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Holdout, Split
+from maskgr.data.splits import Split
 from maskgr.devices import pick_device
 from maskgr.diffusion.decoding import Decoder, Ranking, Search
 from maskgr.diffusion.layout import Layout
-from maskgr.diffusion.noise import Noise, draw_noise
-from maskgr.diffusion.objective import negative_elbo, validation_bound
+from maskgr.diffusion.noise import Noise
+from maskgr.diffusion.objective import States, negative_elbo, validation_bound
 from maskgr.diffusion.sampling import sample
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.items.catalogue import Catalogue
 from maskgr.items.semantic_ids import SemanticIds
+from maskgr.models import retrieval
 from maskgr.models.history import Cache, Histories
 from maskgr.models.network import Network, flops_per_token
 from maskgr.models.registry import Ranked, Workspace
+from maskgr.models.retrieval import Asked, Dense
+from maskgr.models.softmax import (
+    Bonus,
+    NegativeSampler,
+    catalogue_cross_entropy,
+    sampled_cross_entropy,
+)
 from maskgr.training.batches import Batches, by_length
 from maskgr.training.distributed import World, world
 from maskgr.training.log import RunLog
@@ -44,27 +54,30 @@ RANK_TOKENS = 65_536  # of the histories that are encoded at once
 # A batch goes through the network in pieces whose intermediate results stay near the CPU: faster
 # than all at once, and a fraction of the memory.
 PIECE_TOKENS = 2048
-NETWORK = "network.safetensors"
+NETWORK, ABOUT = "network.safetensors", "retrieval.json"
 
 
 @dataclass(eq=False)
 class MaskGR:
     """The item numbers of `sids` are those of the dataset."""
 
+    shares_work: ClassVar[bool] = True
     network: Network
     sids: SemanticIds
     config: TrainConfig
+    fusion: float = 0.0  # weight of the generative log-probability in `fused` retrieval
+    trained: int = 0  # items when it was trained; those behind them were added; 0: all
 
     @classmethod
     def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
         with world(config.loop.device) as here:
             sids = _semantic_ids(data, config, work, here)
             torch.manual_seed(config.seed)
-            network = Network(config.network, sids.codebook_sizes).to(here.device)
-            model = cls(network, sids, config)
+            model = cls(build_network(config, sids).to(here.device), sids, config)
+            network = model.network
             budget = config.loop.token_budget // network.digits
             batches = Batches(split.train, config.history_limit + 1, budget, config.seed)
-            task = Task(model, split.validation, here)
+            task = Task(model, split, here)
             with RunLog(work.run, writes=here.writes, progress=work.progress) as log:
                 trainer = Trainer(task, batches, config.loop, work.run, here, log)
                 if work.resume:
@@ -73,13 +86,41 @@ class MaskGR:
                     print(_about(model, batches), file=sys.stderr)
                 found = trainer.train()
             if here.writes:
+                words = ", ".join(f"{name} {value:.2%}" for name, value in found.items())
                 print(
-                    f"validation recall@10 of the best network, all users, one-step decoding: "
-                    f"{found['recall@10']:.2%}",
+                    f"the best network on validation, all users, digits in one step: {words}",
                     file=sys.stderr,
                 )
                 _draw(work.run)
+        if model.network.dense and here.writes:
+            model.fuse(split)
         return model
+
+    def fuse(self, split: Split) -> None:
+        """Chooses the weight of `fused` retrieval: the best recall@10 on validation users, asked
+        as `recommend` will be (without what they had, where nobody takes an item twice)."""
+        sample = split.validation.sample(self.config.loop.validation_users, self.config.seed)
+        histories = sample.histories.last(self.config.history_limit)
+        allowed = np.ones(len(self.sids.digits), dtype=bool)
+        excluded = None if split.train.repeats().any() else sample.histories
+        decoding = self.config.decoding
+        decoder, how = self._decoder(allowed, decoding.constrained), self._how(decoding)
+        width, top = max(10, how.beams), min(10, len(allowed))
+        hits = np.zeros(len(retrieval.WEIGHTS))
+        self.__dict__.pop("dense", None)
+        for rows, asked in self._asked(histories, allowed, excluded, decoding):
+            both = retrieval.pool(
+                self.dense, decoder, asked, how, min(width, len(allowed)), 0, self._digits
+            )
+            for number, weight in enumerate(retrieval.WEIGHTS):
+                items, _ = both.ranked(weight, top)
+                hits[number] += recall(items, sample.targets[rows], 10).sum()
+        self.fusion = retrieval.WEIGHTS[int(hits.argmax())]
+        print(
+            f"fused retrieval: dense + {self.fusion} x generative, recall@10 "
+            f"{hits.max() / len(sample.users):.2%} on {len(sample.users):,} validation users",
+            file=sys.stderr,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -93,16 +134,64 @@ class MaskGR:
         excluded: Sequences | None,
         decoding: DecodingConfig | None = None,
     ) -> Ranked:
-        """Beam search over the digits of the allowed items (`maskgr.diffusion.decoding`)."""
+        """The best items in the way that `decoding.retrieval` names (`maskgr.models.retrieval`)."""
+        decoding = decoding or self.config.decoding
+        kind = self.retrieval(decoding)
         ranked = np.full((len(histories), top), -1, dtype=np.int32)
         scores = np.full((len(histories), top), -np.inf, dtype=np.float32)
         invalid = 0.0
-        for rows, found in self.search(histories, top, allowed, excluded, decoding):
-            depth = found.items.shape[1]
-            ranked[rows, :depth] = found.items.cpu().numpy()
-            scores[rows, :depth] = found.scores.cpu().numpy()
-            invalid += found.invalid_share * len(rows) / len(histories)
+        decoder = self._decoder(allowed, decoding.constrained)
+        how, seed = self._how(decoding), decoding.seed
+        for rows, asked in self._asked(histories, allowed, excluded, decoding):
+            if kind == "generative":
+                found = retrieval.generative(decoder, asked, how, top, seed)
+                items, values = found.items.cpu().numpy(), found.scores.cpu().numpy()
+                invalid += found.invalid_share * len(rows) / len(histories)
+            elif kind == "dense":
+                items, values = self.dense.rank(asked, top)
+            elif kind == "unified":
+                items, values = retrieval.unified(self.dense, decoder, asked, how, top, seed)
+            else:
+                both = retrieval.pool(
+                    self.dense, decoder, asked, how, max(top, how.beams), seed, self._digits
+                )
+                items, values = both.ranked(self.fusion, top)
+            ranked[rows, : items.shape[1]] = items
+            scores[rows, : items.shape[1]] = values
         return Ranked(ranked, scores, invalid)
+
+    def retrieval(self, decoding: DecodingConfig) -> str:
+        """Which of the four ways."""
+        kind = decoding.retrieval
+        if kind == "auto":
+            return "fused" if self.network.dense else "generative"
+        if kind != "generative" and not self.network.dense:
+            raise RequestError(
+                f"{kind} retrieval needs a dense head, and this run has none; train with "
+                "--set dense.table=learned, or use generative retrieval"
+            )
+        return kind
+
+    def _how(self, decoding: DecodingConfig, items: int = 1) -> Search:
+        steps = decoding.steps or items * self.network.digits
+        return Search(decoding.beams, decoding.order, steps)
+
+    def _asked(
+        self,
+        histories: Sequences,
+        allowed: npt.NDArray[np.bool_],
+        excluded: Sequences | None,
+        decoding: DecodingConfig,
+        items: int = 1,
+    ) -> Iterator[tuple[npt.NDArray[np.int64], Asked]]:
+        """Rows of `histories`, as many at a time as there is room for."""
+        for rows in _portions(histories, self.network.digits):
+            seen = histories.select(rows)
+            own = Histories(
+                self.network, seen, self._digits, items=items, cache=self._cache(decoding)
+            )
+            barred = None if excluded is None else excluded.select(rows)
+            yield rows, Asked(own, seen, allowed, barred)
 
     def search(
         self,
@@ -116,29 +205,17 @@ class MaskGR:
         repeats: bool = False,
         trace: bool = False,
     ) -> Iterator[tuple[npt.NDArray[np.int64], Ranking]]:
-        """Rows of `histories`, some at a time, with what was found for them: the next item, or
-        sessions of several `items`, in which one comes once unless `repeats`."""
+        """Rows of `histories`, some at a time, with what unmasking found for them: the next item,
+        or sessions of several `items`, in which one comes once unless `repeats`."""
         decoding = decoding or self.config.decoding
-        steps = decoding.steps or items * self.network.digits
-        how = Search(decoding.beams, decoding.order, steps)
         decoder = self._decoder(allowed, decoding.constrained)
         generator = torch.Generator().manual_seed(decoding.seed)
-        digits = torch.from_numpy(self.sids.digits).to(self.device).long()
-        for rows in _portions(histories, self.network.digits):
-            own = Histories(
-                self.network,
-                histories.select(rows),
-                digits,
-                items=items,
-                cache=self._cache(decoding),
-            )
-            barred = None if excluded is None else _padded(excluded.select(rows), self.device)
-            exclusions = None if barred is None else decoder.catalogue.exclusions(barred)
+        for rows, asked in self._asked(histories, allowed, excluded, decoding, items):
             found = decoder.sessions(
-                own,
+                asked.own,
                 min(top, int(allowed.sum())) if items == 1 else top,
-                how,
-                excluded=exclusions,
+                self._how(decoding, items),
+                excluded=retrieval.exclusions(decoder, asked),
                 repeats=repeats,
                 generator=generator,
                 trace=trace,
@@ -161,20 +238,16 @@ class MaskGR:
         """(histories, count) next items drawn, not searched (`maskgr.diffusion.sampling`)."""
         drawn = np.full((len(histories), count), -1, dtype=np.int64)
         generator = torch.Generator(self.device).manual_seed(seed)
-        catalogue = self._decoder(allowed, True).catalogue
-        digits = torch.from_numpy(self.sids.digits).to(self.device).long()
-        cache = self._cache(self.config.decoding)
-        for rows in _portions(histories, self.network.digits):
-            own = Histories(self.network, histories.select(rows), digits, items=1, cache=cache)
-            barred = None if excluded is None else _padded(excluded.select(rows), self.device)
+        decoder = self._decoder(allowed, True)
+        for rows, asked in self._asked(histories, allowed, excluded, self.config.decoding):
             found = sample(
-                own,
-                catalogue,
+                asked.own,
+                decoder.catalogue,
                 count=count,
                 steps=steps,
                 temperature=temperature,
                 generator=generator,
-                excluded=None if barred is None else catalogue.exclusions(barred),
+                excluded=retrieval.exclusions(decoder, asked),
             )
             drawn[rows] = found.items[:, :, 0].cpu().numpy()
         return drawn
@@ -185,7 +258,7 @@ class MaskGR:
         if not allowed.all():
             catalogue = catalogue.restrict(torch.from_numpy(allowed).to(self.device))
         return Decoder(
-            catalogue, constrained=constrained, renormalise=self.catalogue if aware else None
+            catalogue, constrained=constrained, renormalise=self._at_training if aware else None
         )
 
     def _cache(self, decoding: DecodingConfig) -> Cache:
@@ -194,24 +267,64 @@ class MaskGR:
         return decoding.cache
 
     @cached_property
+    def _at_training(self) -> Catalogue:
+        if self.trained in (0, len(self.catalogue)):
+            return self.catalogue
+        known = torch.arange(len(self.catalogue), device=self.device) < self.trained
+        return self.catalogue.restrict(known)
+
+    @cached_property
+    def _digits(self) -> Tensor:
+        """(items, m) of the catalogue."""
+        return torch.from_numpy(self.sids.digits).to(self.device).long()
+
+    @cached_property
+    def dense(self) -> Dense:
+        return Dense.of(self.network, self._digits)
+
+    @cached_property
     def catalogue(self) -> Catalogue:
         return Catalogue(self.sids.digits, self.sids.codebook_sizes).to(self.device)
 
-    def _digits(self, histories: Sequences) -> Tensor:
-        """(items, digits) of all the histories, end to end."""
-        digits = self.sids.digits[histories.values]
-        return torch.from_numpy(digits).to(self.device).long()
+    def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None = None) -> MaskGR:
+        """The same model with new items behind its own, by their text: nothing is trained again.
+
+        They get semantic IDs from the codebooks, and vectors from digits and text."""
+        sids = self.sids.encode_new(items, embeddings=embeddings)
+        network = build_network(self.config, sids)
+        state = self.network.state_dict()
+        own = "items.own.weight"
+        if own in state:  # zero is where every item's own part began
+            state[own] = torch.cat(
+                [state[own], state[own].new_zeros((len(items), state[own].shape[1]))]
+            )
+        network.load_state_dict(state)
+        return MaskGR(
+            network.to(self.device).eval(),
+            sids,
+            self.config,
+            self.fusion,
+            self.trained or len(self.sids.digits),
+        )
 
     def save(self, folder: Path) -> None:
         save_file(_tensors(self.network), folder / NETWORK)
         self.sids.save(folder / "sids")
+        about = {"fusion": self.fusion, "trained": self.trained}
+        (folder / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path, config: TrainConfig) -> Self:
         sids = SemanticIds.load(folder / "sids")
-        network = Network(config.network, sids.codebook_sizes)
+        network = build_network(config, sids)
         _load(network, folder / NETWORK)
-        return cls(network.to(pick_device(config.loop.device)).eval(), sids, config)
+        try:
+            about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+            fusion, trained = float(about["fusion"]), int(about["trained"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArtefactError(f"{folder / ABOUT} is damaged ({error}); train again") from error
+        network = network.to(pick_device(config.loop.device)).eval()
+        return cls(network, sids, config, fusion, trained)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +333,7 @@ class Piece:
 
     batch: Sequences
     noise: Noise
+    negatives: Tensor | None  # (drawn,) items that stand for the catalogue
 
 
 @dataclass(eq=False)
@@ -227,13 +341,19 @@ class Task:
     """What the training loop asks of MaskGR (see `maskgr.training.loop.Task`)."""
 
     model: MaskGR
-    validation: Holdout
+    split: Split
     world: World
 
     def __post_init__(self) -> None:
         config = self.model.config
         self.network: nn.Module = self.model.network
         self.catalogue = self.model.catalogue if config.objective.catalogue_aware else None
+        self.digits = self.model._digits
+        self.validation = self.split.validation
+        self.sampler = None
+        if self.model.network.dense and config.dense.negatives:
+            taken = np.bincount(self.split.train.values, minlength=len(self.digits))
+            self.sampler = NegativeSampler(torch.from_numpy(taken), config.dense.negatives)
         self.sample = self.validation.sample(config.loop.validation_users, config.seed)
 
     def prepare(self, batch: Sequences, seed: int) -> tuple[list[Piece], float]:
@@ -241,12 +361,13 @@ class Task:
         digits = self.model.network.digits
         layout = Layout.of((batch.lengths * digits).tolist())
         generator = torch.Generator().manual_seed(seed)
-        noise = draw_noise(layout.sequences, digits, self.model.config.objective, generator)
+        noise = self.model.network.draw_noise(layout, self.model.config.objective, generator)
         share = np.arange(self.world.rank, len(batch), self.world.size)
         limit = PIECE_TOKENS if self.model.device.type == "cpu" else len(layout.sequences)
         filled = np.cumsum(batch.lengths[share] * digits) // limit
         parts = np.split(share, np.flatnonzero(np.diff(filled)) + 1)
-        pieces = [Piece(batch.select(part), _part(noise, layout, part)) for part in parts]
+        drawn = self.sampler.draw(generator) if self.sampler else None
+        pieces = [Piece(batch.select(part), _part(noise, layout, part), drawn) for part in parts]
         return pieces, float(noise.tokens)
 
     def loss(self, piece: Piece) -> Tensor:
@@ -256,8 +377,33 @@ class Task:
         layout = Layout.of((piece.batch.lengths * network.digits).tolist(), device)
         noise = piece.noise.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            digits = self.model._digits(piece.batch)
-            return negative_elbo(network, digits, layout, noise, self.catalogue).total
+            numbers = torch.from_numpy(piece.batch.values).to(device).long()
+            digits = self.digits[numbers]
+            loss, states = negative_elbo(network, digits, layout, noise, self.catalogue, numbers)
+            return loss.total + self._dense_loss(piece, states, numbers)
+
+    def _dense_loss(self, piece: Piece, states: States, numbers: Tensor) -> Tensor | float:
+        """The summed cross-entropy of the predicted items among all of the catalogue, or among
+        those drawn to stand for it."""
+        network, weight = self.model.network, self.model.config.dense.weight
+        if states.queries is None or states.predicted is None:
+            return 0.0
+        targets = numbers[states.predicted]
+        if piece.negatives is not None and self.sampler is not None:
+            drawn = piece.negatives.to(numbers.device)
+            return weight * sampled_cross_entropy(
+                states.queries,
+                network.table(self.digits[targets], targets),
+                network.table(self.digits[drawn], drawn),
+                log_q_negatives=self.sampler.log_q(drawn),
+                hits=targets[:, None] == drawn,
+            )
+        bonus = None
+        if network.head.repeat is not None:
+            rows, items = _had_before(piece.batch, numbers.device)
+            bonus = Bonus(rows, items, network.head.repeat.expand(len(rows)))
+        table = network.table(self.digits)
+        return weight * catalogue_cross_entropy(states.queries, table, targets, bonus=bonus)
 
     def tokens(self, batch: Sequences) -> int:
         return len(batch.values) * self.model.network.digits
@@ -266,20 +412,34 @@ class Task:
         asked = self.validation if everyone else self.sample
         own = np.arange(self.world.rank, len(asked.users), self.world.size)
         recent = asked.histories.select(own).last(self.model.config.history_limit)
-        targets = asked.targets[own]
         allowed = np.ones(len(self.model.sids.digits), dtype=bool)
         # One step scores every item exactly: quick, and it tells better networks from worse.
-        quick = DecodingConfig(steps=1)
-        ranked = self.model.rank(recent, min(10, len(allowed)), allowed, None, quick).items
-        hits = torch.tensor(float(recall(ranked, targets, 10).sum()), device=self.world.device)
-        found = {"recall@10": float(self.world.total(hits)) / len(asked.users)}
+        quick = DecodingConfig(steps=1, retrieval="generative")
+        top = min(10, len(allowed))
+        found = {"generative_recall@10": self.model.rank(recent, top, allowed, None, quick).items}
+        if self.model.network.dense:
+            self.model.__dict__.pop("dense", None)  # the vectors of another moment
+            quick = replace(quick, retrieval="dense")
+            found["dense_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items
+        result = {
+            name: self._share(ranked, asked.targets[own], len(asked.users))
+            for name, ranked in found.items()
+        }
+        result["recall@10"] = sum(result.values()) / len(result)
         if not everyone:
-            found["bound"] = validation_bound(
+            result["bound"] = validation_bound(
                 self.model.network, self._held_out(), self.model.config.seed, self.catalogue
             )
-        return found
+        return result
 
-    def _held_out(self) -> Iterator[tuple[Tensor, Layout]]:
+    def _share(
+        self, ranked: npt.NDArray[np.int32], targets: npt.NDArray[np.int32], users: int
+    ) -> float:
+        """recall@10 over all processes' users."""
+        hits = torch.tensor(float(recall(ranked, targets, 10).sum()), device=self.world.device)
+        return float(self.world.total(hits)) / users
+
+    def _held_out(self) -> Iterator[tuple[Tensor, Tensor, Layout]]:
         """The sample's histories with their targets, in portions."""
         pairs = zip(self.sample.histories, self.sample.targets, strict=True)
         joined = Sequences.of([np.concatenate(pair) for pair in pairs])
@@ -287,7 +447,8 @@ class Task:
         for part in _portions(joined, self.model.network.digits):
             portion = by_length(joined.select(part))
             lengths = (portion.lengths * self.model.network.digits).tolist()
-            yield self.model._digits(portion), Layout.of(lengths, self.model.device)
+            numbers = torch.from_numpy(portion.values).to(self.model.device).long()
+            yield self.digits[numbers], numbers, Layout.of(lengths, self.model.device)
 
     def keep(self, run: Path) -> None:
         with write_file(run / f"best.{NETWORK}") as draft:
@@ -297,11 +458,18 @@ class Task:
         _load(self.model.network, run / f"best.{NETWORK}")
 
 
+def build_network(config: TrainConfig, sids: SemanticIds) -> Network:
+    text = None
+    if config.dense.text_input or config.dense.table != "off":
+        text = torch.from_numpy(sids.embeddings)
+    return Network(config.network, sids.codebook_sizes, config.dense, text)
+
+
 def _about(model: MaskGR, batches: Batches) -> str:
     network = model.network
     lengths = batches.windows(0).lengths * network.digits
     length = float((lengths**2).sum() / lengths.sum())  # of the sequence that a token is in
-    flops = flops_per_token(network.config, network.sizes, length)
+    flops = flops_per_token(network, length)
     return (
         f"{sum(p.numel() for p in network.parameters()):,} parameters, {flops / 1e6:.1f} million "
         f"floating-point operations a token, on {model.device}"
@@ -338,9 +506,9 @@ def _semantic_ids(data: Dataset, config: TrainConfig, work: Workspace, here: Wor
 
 def _part(noise: Noise, layout: Layout, part: npt.NDArray[np.int64]) -> Noise:
     """The noise of the sequences `part` of the batch."""
-    chosen = torch.zeros(len(noise.levels), dtype=torch.bool)
+    chosen = torch.zeros(int(layout.sequences[-1]) + 1, dtype=torch.bool)
     chosen[torch.from_numpy(part)] = True
-    return Noise(noise.masked[chosen[layout.sequences]], noise.levels[chosen], noise.tokens)
+    return noise.part(chosen[layout.sequences])
 
 
 def _portions(sequences: Sequences, digits: int) -> Iterator[npt.NDArray[np.int64]]:
@@ -351,17 +519,22 @@ def _portions(sequences: Sequences, digits: int) -> Iterator[npt.NDArray[np.int6
     yield from np.split(order, np.flatnonzero(np.diff(filled)) + 1)
 
 
-def _padded(sequences: Sequences, device: torch.device) -> Tensor:
-    """(sequences, longest) the values, -1 behind the last."""
-    rows = torch.full((len(sequences), int(sequences.lengths.max(initial=1))), -1)
-    rows[torch.from_numpy(sequences.owners), torch.from_numpy(sequences.places)] = torch.from_numpy(
-        sequences.values
-    ).long()
-    return rows.to(device)
+def _had_before(batch: Sequences, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(pairs,) twice: each item of the batch, by its place there, with every item before it in its
+    sequence, once."""
+    places = batch.places
+    later = np.repeat(np.arange(len(places)), places)
+    ends = np.cumsum(places)
+    within = np.arange(len(later)) - np.repeat(ends - places, places)
+    earlier = batch.values[later - places[later] + within].astype(np.int64)
+    if batch.repeats().any():
+        size = int(batch.values.max()) + 1
+        later, earlier = np.divmod(np.unique(later * size + earlier), size)
+    return torch.from_numpy(later).to(device), torch.from_numpy(earlier).to(device)
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().cpu().contiguous() for name, p in network.named_parameters()}
+    return {name: value.cpu().contiguous() for name, value in network.state_dict().items()}
 
 
 def _load(network: nn.Module, file: Path) -> None:

@@ -10,9 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maskgr.config import NetworkConfig
+from maskgr.config import DenseConfig, NetworkConfig, ObjectiveConfig
 from maskgr.diffusion.layout import Layout
-from maskgr.models.transformer import Encoder, Memory, attention_mask
+from maskgr.diffusion.noise import Noise, draw_item_noise, draw_noise
+from maskgr.diffusion.objective import States
+from maskgr.errors import RequestError
+from maskgr.models.causal import Copies
+from maskgr.models.dense import DenseHead, ItemVectors, check_dense
+from maskgr.models.transformer import Dropout, Encoder, Memory, Tap, isolated_mask
 
 
 class Network(nn.Module):
@@ -22,16 +27,62 @@ class Network(nn.Module):
     that tokens enter through is the one that they are scored with.
     """
 
-    def __init__(self, config: NetworkConfig, sizes: Sequence[int]) -> None:
-        """`sizes`: the codes of each level; an item has one token a level."""
+    text: Tensor  # (items, any) embeddings of the catalogue
+    text_mean: Tensor
+    text_scale: Tensor
+
+    def __init__(
+        self,
+        config: NetworkConfig,
+        sizes: Sequence[int],
+        dense: DenseConfig | None = None,
+        text: Tensor | None = None,
+    ) -> None:
+        """`sizes`: the codes of each level, an item has one token a level; `text`: (items, any)
+        embeddings of the catalogue, where the dense settings use them."""
         super().__init__()
-        self.config = config
+        self.config, self.dense_config = config, dense or DenseConfig()
         self.sizes = tuple(sizes)
         self.starts = (0, *accumulate(self.sizes))  # of each level's tokens, and of [MASK]
-        self.tokens = nn.Embedding(self.mask_token + 1, config.width)
+        _check(config)
+        check_dense(self.dense_config, config)
+        width = config.width
+        self.tokens = nn.Embedding(self.mask_token + 1, width)
         self.bias = nn.Parameter(torch.zeros(self.mask_token))
+        self.dropout = Dropout(config.dropout)
         self.encoder = Encoder(config)
-        nn.init.normal_(self.tokens.weight, std=config.width**-0.5)
+        nn.init.normal_(self.tokens.weight, std=width**-0.5)
+        self._add_text(text)
+        if self.causal:
+            self.start = nn.Parameter(torch.randn(1, width))
+        learned = self.dense_config.table == "learned"
+        if self.pooled or learned:
+            own = len(self.text) if learned else 0
+            self.items = ItemVectors(width, self._text_width, own)
+        if self.dense_config.table != "off":
+            inputs = width if self.causal else width * self.digits
+            outputs = width if learned else self.text.shape[1]
+            self.head = DenseHead(self.dense_config, inputs, outputs)
+
+    def _add_text(self, text: Tensor | None) -> None:
+        """Text embeddings are data, not learned: kept beside the network, not saved with it."""
+        config = self.dense_config
+        if text is None:
+            if config.text_input or config.table != "off":
+                raise RequestError("the dense settings need the items' text embeddings")
+            text = torch.empty(0, 0)
+        self.register_buffer("text", text.float(), persistent=False)
+        self._text_width = text.shape[1] if config.text_input else 0
+        if self._text_width:
+            # What all texts have in common says nothing; the rest gets unit variance.
+            mean = text.float().mean(0)
+            scale = (text.float() - mean).square().mean().sqrt().clamp(min=1e-9)
+            self.register_buffer("text_mean", mean)
+            self.register_buffer("text_scale", scale)
+            if not self.pooled:
+                self.text_maps = nn.Linear(self._text_width, self.digits * self.config.width)
+                nn.init.normal_(self.text_maps.weight, std=self._text_width**-0.5)
+                nn.init.zeros_(self.text_maps.bias)
 
     @property
     def digits(self) -> int:
@@ -40,6 +91,23 @@ class Network(nn.Module):
     @property
     def mask_token(self) -> int:
         return self.starts[-1]
+
+    @property
+    def causal(self) -> bool:
+        return self.config.attention == "causal"
+
+    @property
+    def pooled(self) -> bool:
+        return self.config.history == "pooled"
+
+    @property
+    def unit(self) -> int:
+        """Tokens of an item that is history."""
+        return 1 if self.pooled else self.digits
+
+    @property
+    def dense(self) -> bool:
+        return self.dense_config.table != "off"
 
     def tokenise(self, digits: Tensor) -> Tensor:
         """(items, digits) codes -> (tokens,) token numbers, item after item."""
@@ -52,6 +120,121 @@ class Network(nn.Module):
         rows: Tensor = self.tokens(tokens)
         return rows * math.sqrt(self.config.width)
 
+    def item_vectors(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """(items, width) of items with `digits` (items, digits), by their catalogue numbers where
+        text or a part of their own belongs to them."""
+        tokens = self.tokenise(digits).view_as(digits)
+        joined = functional.embedding_bag(tokens, self.tokens.weight, mode="sum")
+        joined = joined * math.sqrt(self.config.width / self.digits)
+        text = None if not self._text_width or numbers is None else self._text_of(numbers)
+        vectors: Tensor = self.items(joined, text, numbers)
+        return vectors
+
+    def table(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """(items, any) what the dense head's queries are multiplied with: of the items `numbers`
+        (items,), whose digits are `digits` (items, digits), or of the whole catalogue."""
+        if self.dense_config.table == "text":
+            text = self.text if numbers is None else self.text.index_select(0, numbers)
+            return self.head.targets(text)
+        if numbers is None:
+            numbers = torch.arange(len(digits), device=digits.device)
+        return self.head.targets(self.item_vectors(digits, numbers))
+
+    def _text_of(self, numbers: Tensor) -> Tensor:
+        """(items, text) embeddings, centred, of unit variance."""
+        rows = self.text.index_select(0, numbers)
+        return (rows - self.text_mean) / self.text_scale
+
+    def embed_history(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """(items × unit, width) items as the history has them: wholly visible, text included."""
+        if self.pooled:
+            return self.item_vectors(digits, numbers)
+        embedded = self.embed(self.tokenise(digits))
+        if self._text_width and numbers is not None:
+            embedded = embedded + self.text_maps(self._text_of(numbers)).view_as(embedded)
+        return embedded
+
+    def draw_noise(
+        self, layout: Layout, config: ObjectiveConfig, generator: torch.Generator
+    ) -> Noise:
+        """What training masks: anything anywhere, or each item by itself where it is predicted
+        from the clean items before it."""
+        if not self.causal:
+            return draw_noise(layout.sequences, self.digits, config, generator)
+        if config.masking != "diffusion" or config.last_item_share:
+            raise RequestError(
+                "causal attention predicts every item from a clean history; leave out "
+                "objective.masking=fixed and objective.last_item_share"
+            )
+        items = len(layout.sequences) // self.digits
+        return draw_item_noise(items, self.digits, config, generator)
+
+    def denoise(
+        self,
+        digits: Tensor,
+        masked: Tensor,
+        layout: Layout,
+        rows: Tensor,
+        numbers: Tensor | None = None,
+    ) -> States:
+        """The states of the tokens `rows` of sequences with `digits` (items, digits), laid out by
+        their digits, of which the `masked` (tokens,) are hidden.
+
+        `numbers` (items,) of the catalogue, where items have text or a part of their own.
+        """
+        noisy = self.tokenise(digits).masked_fill(masked, self.mask_token)
+        if self.causal:
+            return self._next_items(digits, noisy, layout, rows, numbers)
+        embedded = self.embed(noisy)
+        if self._text_width and numbers is not None:
+            visible = (~masked.view_as(digits).any(1)).nonzero().squeeze(1)
+            text = self.text_maps(self._text_of(numbers[visible]))
+            shape = (len(digits), self.digits * self.config.width)
+            spread = torch.zeros(shape, device=text.device, dtype=text.dtype)
+            embedded = embedded + spread.index_add(0, visible, text).view_as(embedded)
+        predicted = tap = None
+        if self.dense:
+            predicted = masked.view_as(digits).all(1).nonzero().squeeze(1)
+            within = torch.arange(self.digits, device=digits.device)
+            tap = Tap(self.tap_layer, (predicted[:, None] * self.digits + within).flatten())
+        states, tapped = self.encode(embedded, layout, rows, tap=tap)
+        return States(states, self._queries(tapped), predicted)
+
+    def _next_items(
+        self,
+        digits: Tensor,
+        noisy: Tensor,
+        layout: Layout,
+        rows: Tensor,
+        numbers: Tensor | None,
+    ) -> States:
+        """Each item from the clean ones before it (`maskgr.models.causal`)."""
+        plan = Copies.of(layout, self.digits, self.unit)
+        past = None if numbers is None else numbers[plan.past]
+        units = self.embed_history(digits[plan.past], past)
+        units = torch.cat([self.start, units]).index_select(0, plan.units)
+        units = self.encoder.history(self.dropout(units), plan.history, plan.history_masks)
+        copies = self.dropout(self.embed(noisy))
+        joint = torch.cat([units, copies]).index_select(0, plan.order)
+        tap = Tap(self.tap_layer, plan.before) if self.dense else None
+        states, tapped = self.encoder(
+            joint, plan.joint, plan.joint_masks, plan.copies[rows], None, tap
+        )
+        predicted = torch.arange(len(digits), device=digits.device) if self.dense else None
+        return States(states, self._queries(tapped), predicted)
+
+    @property
+    def tap_layer(self) -> int:
+        """How many layers the states pass before the dense head reads them."""
+        return self.dense_config.layer or self.config.layers
+
+    def _queries(self, tapped: Tensor | None) -> Tensor | None:
+        if tapped is None:
+            return None
+        inputs = tapped if self.causal else tapped.view(-1, self.digits * self.config.width)
+        queries: Tensor = self.head(inputs)
+        return queries
+
     def encode(
         self,
         embedded: Tensor,
@@ -61,21 +244,26 @@ class Network(nn.Module):
         *,
         memories: Sequence[Memory] | None = None,
         past: Sequence[int] | None = None,
-    ) -> Tensor:
-        """(tokens, width) states, or (rows, width) those of the tokens `rows` alone.
+        tap: Tap | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(tokens, width) states, or (rows, width) those of the tokens `rows` alone; and those
+        tapped on the way.
 
         In the `isolated` attention the history does not see the last `target_items` items. With
         `memories` (one a block) `past` says how many remembered tokens precede each group's.
         """
-        kind, target = self.config.attention, target_items * self.digits
-        masks = []
-        for (_, length), before in zip(
-            layout.groups, past or [0] * len(layout.groups), strict=True
-        ):
-            mask = attention_mask(kind, before + length, self.digits, target, embedded.device)
-            masks.append(mask if mask is None else mask[before:])
-        states: Tensor = self.encoder(embedded, layout, masks, rows, memories)
-        return states
+        masks: list[Tensor | None] = [None] * len(layout.groups)
+        if self.config.attention == "isolated":
+            before = past or [0] * len(layout.groups)
+            target = target_items * self.digits
+            masks = [
+                isolated_mask(skip + length, target, embedded.device)[skip:]
+                for (_, length), skip in zip(layout.groups, before, strict=True)
+            ]
+        found: tuple[Tensor, Tensor | None] = self.encoder(
+            self.dropout(embedded), layout, masks, rows, memories, tap
+        )
+        return found
 
     def hidden(
         self,
@@ -83,13 +271,9 @@ class Network(nn.Module):
         layout: Layout,
         rows: Tensor | None = None,
         target_items: int = 1,
-        *,
-        memories: Sequence[Memory] | None = None,
-        past: Sequence[int] | None = None,
     ) -> Tensor:
         """`encode` of the tokens' own embeddings."""
-        embedded = self.embed(tokens)
-        return self.encode(embedded, layout, rows, target_items, memories=memories, past=past)
+        return self.encode(self.embed(tokens), layout, rows, target_items)[0]
 
     def log_probs(self, hidden: Tensor, level: int, allowed: Tensor | None = None) -> Tensor:
         """(rows, codes) log-probabilities of `level`'s codes, in float32.
@@ -112,17 +296,46 @@ class Network(nn.Module):
         return functional.linear(hidden, table, bias).float()
 
 
-def flops_per_token(
-    config: NetworkConfig, sizes: Sequence[int], length: float, masked_share: float = 0.5
-) -> float:
-    """Floating-point operations that training spends on a token in products of matrices.
+def _check(config: NetworkConfig) -> None:
+    if config.attention != "causal":
+        for name, plain in (("history", "tokens"), ("history_layers", 0)):
+            if getattr(config, name) != plain:
+                raise RequestError(
+                    f"network.{name}={getattr(config, name)} goes with network.attention=causal "
+                    f"only, not with {config.attention}"
+                )
+    if config.layers < 1 or config.history_layers < 0:
+        raise RequestError(
+            f"a network of {config.history_layers} + {config.layers} layers is none; use 0 or more "
+            "history_layers and 1 or more layers"
+        )
 
-    The backward pass takes twice what the forward pass takes. `length`: the tokens of a sequence,
-    averaged over tokens. What is skipped, because only the masked tokens need it, is not counted.
+
+def flops_per_token(network: Network, length: float, masked_share: float | None = None) -> float:
+    """Floating-point operations that training spends on a digit in products of matrices.
+
+    The backward pass takes twice what the forward pass takes. `length`: the digits of a sequence,
+    averaged over digits. What is skipped, because only the masked digits need it, is not counted.
     """
+    config, m, unit = network.config, network.digits, network.unit
+    if masked_share is None:
+        masked_share = (m + 1) / (2 * m) if network.causal else 0.5
     width = config.width
-    attention = 2 * 3 * width**2 + 4 * length * width  # qkv, scores and their use
     after = 2 * width**2 + 4 * width * config.hidden  # projection, up, down
-    codes = sum(sizes) / (1 if config.logits == "vocabulary" else len(sizes))
-    logits = 2 * width * codes * masked_share
-    return 3 * (config.layers * attention + (config.layers - 1 + masked_share) * after + logits)
+
+    def attention(tokens: float) -> float:  # qkv, scores and their use
+        return 2 * 3 * width**2 + 4 * tokens * width
+
+    past = unit / m if network.causal else 0.0  # tokens of the history beside each digit
+    layers = config.layers * (1 + past) * attention(length * (1 + past))
+    layers += ((config.layers - 1) * (1 + past) + masked_share) * after
+    layers += config.history_layers * past * (attention(length * past) + after)
+    codes = sum(network.sizes) / (1 if config.logits == "vocabulary" else m)
+    dense = 0.0
+    if network.dense:
+        predicted = 1 / m if network.causal else masked_share**m / m  # items a digit
+        items, entries = len(network.text), network.head.outputs
+        dense = predicted * (network.head.flops + 2 * items * entries)
+        if network.tap_layer == config.layers:
+            dense += predicted * (1 if network.causal else m) * after
+    return 3 * (layers + 2 * width * codes * masked_share + dense)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 from safetensors.numpy import load_file, save_file
 
 from maskgr.config import DecodingConfig, TrainConfig
@@ -22,6 +23,7 @@ CHUNK = 4096  # users at once, so that memory does not grow with their number
 
 @dataclass(frozen=True)
 class Popularity:
+    shares_work: ClassVar[bool] = False
     counts: npt.NDArray[np.int64]  # (items,) training events
 
     @classmethod
@@ -54,6 +56,12 @@ class Popularity:
         smoothed = self.counts + 1  # an item nobody took yet is unlikely, not impossible
         probabilities: npt.NDArray[np.float64] = smoothed / smoothed.sum()
         return np.log(probabilities)
+
+    def with_items(
+        self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None = None
+    ) -> Popularity:
+        """New items, which nobody took yet."""
+        return Popularity(np.concatenate([self.counts, np.zeros(len(items), dtype=np.int64)]))
 
     def save(self, folder: Path) -> None:
         save_file({"counts": self.counts}, folder / "model.safetensors")

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from maskgr.config import DecodingConfig, TrainConfig
 from maskgr.data.dataset import Dataset
@@ -49,6 +50,8 @@ class Ranked(NamedTuple):
 class Model(Protocol):
     """Speaks of items by number; Recommender translates."""
 
+    shares_work: ClassVar[bool]  # whether several processes can train it together
+
     @classmethod
     def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
         """Learns from `split.train` (a sequence a user) and may validate on `split.validation`."""
@@ -65,6 +68,10 @@ class Model(Protocol):
         """The best `top` items that are `allowed` and not in the user's `excluded`.
 
         `decoding`: how to search, for the models that do; None is their own way."""
+        ...
+
+    def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None = None) -> Model:
+        """The same model with new `items` behind its own; they are numbered on from these."""
         ...
 
     def save(self, folder: Path) -> None:

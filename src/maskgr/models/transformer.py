@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +14,31 @@ from maskgr.config import NetworkConfig
 from maskgr.diffusion.layout import Layout
 from maskgr.errors import RequestError
 
-Attention = Literal["full", "isolated", "causal"]
+
+@lru_cache(maxsize=1024)
+def isolated_mask(length: int, target: int, device: torch.device) -> Tensor:
+    """(length, length) which key (column) a query (row) may see: all but the last `target` tokens,
+    which only these themselves see."""
+    is_target = torch.arange(length, device=device) >= length - target
+    return is_target[:, None] | ~is_target[None, :]
 
 
 @lru_cache(maxsize=1024)
-def attention_mask(
-    kind: Attention, length: int, item: int, target: int, device: torch.device
-) -> Tensor | None:
-    """(length, length) which key (column) a query (row) may see; None where it sees all.
+def causal_mask(items: int, unit: int, copy: int, device: torch.device) -> Tensor:
+    """(length, length) the same for a start, the history of `unit` tokens an item, and a `copy` of
+    this many masked tokens for each of the `items`, of which the last is no history.
 
-    An item has `item` tokens; the item or session being predicted is the last `target` tokens.
+    A token of the history sees the history up to its own item, a copy what comes before its item,
+    and itself. `copy` = 0: the history alone.
     """
-    place = torch.arange(length, device=device)
-    if kind == "isolated":
-        is_target = place >= length - target
-        return is_target[:, None] | ~is_target[None, :]
-    if kind == "causal":
-        return place[:, None] // item >= place[None, :] // item
-    return None
+    numbers = torch.arange(items, device=device)
+    start = torch.full((1,), -1, device=device)
+    past = torch.cat([start, numbers[:-1].repeat_interleave(unit)])
+    owners = torch.cat([past, numbers.repeat_interleave(copy)])  # (length,)
+    is_copy = torch.arange(len(owners), device=device) >= len(past)
+    query, key = owners[:, None], owners[None, :]
+    sees_history = ~is_copy[None, :] & (key <= query - is_copy[:, None].long())
+    return sees_history | (is_copy[:, None] & is_copy[None, :] & (key == query))
 
 
 def rotary(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -153,6 +160,13 @@ class Memory(Protocol):
         ...
 
 
+class Tap(NamedTuple):
+    """Where states are wanted on the way."""
+
+    layer: int  # after so many layers
+    rows: Tensor  # (rows,) of these tokens
+
+
 class Encoder(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -162,7 +176,7 @@ class Encoder(nn.Module):
                 f"multiple of {2 * config.heads}"
             )
         self.head_width = config.width // config.heads
-        self.dropout = Dropout(config.dropout)
+        self.history_blocks = nn.ModuleList(Block(config) for _ in range(config.history_layers))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.reset_parameters()
@@ -170,13 +184,22 @@ class Encoder(nn.Module):
     def reset_parameters(self) -> None:
         """Maps keep the scale of what they get; the branches of all blocks together add as much
         as comes in, whatever the depth."""
-        for name, parameter in self.blocks.named_parameters():
+        depth = len(self.history_blocks) + len(self.blocks)
+        for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.ndim == 2:
                 branch = name.endswith(("out.weight", "down.weight"))
-                scale = (2 * len(self.blocks)) ** -0.5 if branch else 1.0
+                scale = (2 * depth) ** -0.5 if branch else 1.0
                 nn.init.normal_(parameter, std=scale * parameter.shape[1] ** -0.5)
+
+    def history(self, x: Tensor, layout: Layout, masks: Sequence[Tensor | None]) -> Tensor:
+        """(tokens, width) what the history is before the masked digits join it."""
+        if len(self.history_blocks):
+            rotation = rotary(layout.positions, self.head_width)
+            for block in self.history_blocks:
+                x = block(x, layout, rotation, masks)
+        return x
 
     def forward(
         self,
@@ -185,17 +208,27 @@ class Encoder(nn.Module):
         masks: Sequence[Tensor | None],
         rows: Tensor | None = None,
         memories: Sequence[Memory] | None = None,
-    ) -> Tensor:
-        """(tokens, width) states, or (rows, width) those of the tokens `rows` alone.
+        tap: Tap | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(tokens, width) states, or (rows, width) those of the tokens `rows` alone; and what is
+        tapped, before the last norm.
 
-        `masks` holds what `attention_mask` gives for each of the layout's groups; `memories` has
-        one for each block.
+        `masks` has what a token may see for each of the layout's groups (None: everything);
+        `memories` has one for each block.
         """
         rotation = rotary(layout.positions, self.head_width)
-        x = self.dropout(x)
-        last = len(self.blocks) - 1
+        last, tapped = len(self.blocks) - 1, None
         for i, block in enumerate(self.blocks):
             memory = None if memories is None else memories[i]
-            x = block(x, layout, rotation, masks, rows if i == last else None, memory)
+            picked = rows if i == last else None
+            if tap is None or tap.layer != i + 1:
+                x = block(x, layout, rotation, masks, picked, memory)
+            elif picked is None:
+                x = block(x, layout, rotation, masks, None, memory)
+                tapped = x.index_select(0, tap.rows)
+            else:
+                picked = torch.cat([picked, tap.rows])
+                x = block(x, layout, rotation, masks, picked, memory)
+                x, tapped = torch.split(x, [len(picked) - len(tap.rows), len(tap.rows)])
         out: Tensor = self.norm(x)
-        return out
+        return out, tapped

@@ -1,5 +1,8 @@
 """One process or many: the same code trains under `torchrun`, one process a device.
 
+On a CPU several processes of one thread each do more than one process with as many threads: they
+meet once a step, not at every operation, and a busy core holds up the others less.
+
 Every process builds the same batches and draws the same noise, and takes its share of the
 sequences. So many processes do what one would with the same batch, up to rounding.
 """
@@ -7,7 +10,11 @@ sequences. So many processes do what one would with the same batch, up to roundi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -73,3 +80,64 @@ def world(device: str = "auto") -> Iterator[World]:
         yield World(dist.get_rank(), size, chosen)
     finally:
         dist.destroy_process_group()
+
+
+MOST = 4  # processes that are started unasked: each has its own copy of the data
+LONG = 5.0  # minutes of training that are worth starting them
+
+
+def processes_for(minutes: float, device: str) -> int:
+    """How many processes to train with on this machine, unless told otherwise."""
+    launched = "WORLD_SIZE" in os.environ
+    if launched or minutes < LONG or pick_device(device).type != "cpu":
+        return 1
+    return min(os.cpu_count() or 1, MOST)
+
+
+@contextmanager
+def companions(count: int, command: Sequence[str]) -> Iterator[None]:
+    """Runs `command` in `count` - 1 more processes, which train together with this one."""
+    if count < 2:
+        yield
+        return
+    threads = max(1, (os.cpu_count() or 1) // count)
+    torch.set_num_threads(threads)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    others = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": str(threads)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(1, count)
+    ]
+    finished = threading.Event()
+    for other in others:
+        threading.Thread(target=_watch, args=(other, finished), daemon=True).start()
+    os.environ.update(place, RANK="0")
+    try:
+        yield
+        finished.set()
+        for other in others:
+            other.wait()
+    finally:
+        finished.set()
+        for other in others:
+            other.kill()
+        for name in (*place, "RANK"):
+            os.environ.pop(name, None)
+
+
+def _watch(other: subprocess.Popen[bytes], finished: threading.Event) -> None:
+    """Without one of the others this process would wait for it for ever."""
+    if other.wait() and not finished.is_set():
+        print(
+            f"error: a process that trains with this one stopped (exit code {other.returncode}); "
+            "go on with --resume, or with --processes 1",
+            file=sys.stderr,
+        )
+        os._exit(1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "step", "epoch", "seconds", "tokens", "loss", "learning_rate", "gradient_norm",
-    "tokens_per_second", "bound", "recall@10",
+    "tokens_per_second", "bound", "recall@10", "generative_recall@10", "dense_recall@10",
 )  # fmt: skip
 EVERY = 10  # steps between rows: reading a loss makes an accelerator wait
 

@@ -1,0 +1,189 @@
+"""Four ways from a history to ranked items (paper, sections 3.2 and 3.3).
+
+- `generative`: beam search over the digits (`maskgr.diffusion.decoding`).
+- `dense`: the items whose vectors have the largest product with the predicted one.
+- `unified`: the beams of the search, ranked anew by the dense score.
+- `fused`: what either finds, ranked by dense + weight × generative log-probability.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from maskgr.data.sequences import Sequences
+from maskgr.diffusion.decoding import Decoder, Ranking, Search
+from maskgr.items.catalogue import Exclusions
+from maskgr.models.history import Histories
+from maskgr.models.nearest import Nearest
+from maskgr.models.network import Network
+from maskgr.models.softmax import Bonus, log_normaliser
+
+WEIGHTS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Users, and what they may get."""
+
+    own: Histories
+    seen: Sequences  # their items
+    allowed: npt.NDArray[np.bool_]  # (items of the catalogue,)
+    excluded: Sequences | None  # what each must not get
+
+
+class Pooled(NamedTuple):
+    """Candidates of each user with both of their log-probabilities; -1 and -inf fill up."""
+
+    items: npt.NDArray[np.int32]  # (users, width)
+    dense: npt.NDArray[np.float32]  # (users, width)
+    generative: npt.NDArray[np.float32]  # (users, width)
+
+    def ranked(
+        self, weight: float, top: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """(users, top) the best by dense + weight × generative."""
+        generative = self.generative if weight else np.where(self.items >= 0, 0.0, -np.inf)
+        total = self.dense + (weight or 1.0) * generative.astype(np.float32)
+        return _best(self.items, total, top)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """The dense head with the whole catalogue's vectors."""
+
+    network: Network
+    table: Tensor  # (items, width)
+    nearest: Nearest
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, network: Network, digits: Tensor) -> Dense:
+        """`digits`: (items, m) of the catalogue."""
+        network.eval()
+        table = network.table(digits)
+        return cls(network, table, Nearest(table.cpu().numpy(), network.dense_config.index))
+
+    def rank(self, asked: Asked, top: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """(users, top) items and log-probabilities."""
+        queries = asked.own.queries()
+        items, scores = self.nearest.search(
+            queries.cpu().numpy(),
+            top,
+            allowed=None if asked.allowed.all() else asked.allowed,
+            excluded=asked.excluded,
+            seen=asked.seen,
+            bonus=self._repeat,
+        )
+        return items, scores - self._normaliser(asked, queries)[:, None]
+
+    def score(self, asked: Asked, items: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+        """(users, width) log-probabilities of given `items` (users, width)."""
+        queries = asked.own.queries()
+        scores = self.nearest.scores(queries.cpu().numpy(), items)
+        if self._repeat:
+            for row, own in enumerate(asked.seen):
+                scores[row] += self._repeat * np.isin(items[row], own)
+        return scores - self._normaliser(asked, queries)[:, None]
+
+    @property
+    def _repeat(self) -> float:
+        return 0.0 if self.network.head.repeat is None else float(self.network.head.repeat.detach())
+
+    def _normaliser(self, asked: Asked, queries: Tensor) -> npt.NDArray[np.float32]:
+        bonus = None
+        if self._repeat:
+            once = asked.seen.keep(~asked.seen.repeats())
+            rows = torch.from_numpy(once.owners).to(queries.device)
+            items = torch.from_numpy(once.values).long().to(queries.device)
+            bonus = Bonus(rows, items, torch.full(rows.shape, self._repeat, device=rows.device))
+        found: npt.NDArray[np.float32] = (
+            log_normaliser(queries, self.table, bonus=bonus).cpu().numpy()
+        )
+        return found
+
+
+def generative(decoder: Decoder, asked: Asked, how: Search, top: int, seed: int) -> Ranking:
+    """The next items by unmasking their digits."""
+    return decoder.next_items(
+        asked.own,
+        min(top, int(asked.allowed.sum())),
+        how,
+        excluded=exclusions(decoder, asked),
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def exclusions(decoder: Decoder, asked: Asked) -> Exclusions | None:
+    """What each user must not get, as the catalogue wants it."""
+    if asked.excluded is None:
+        return None
+    return decoder.catalogue.exclusions(padded(asked.excluded, decoder.catalogue.device))
+
+
+def unified(
+    dense: Dense, decoder: Decoder, asked: Asked, how: Search, top: int, seed: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """All beams, by their dense log-probabilities."""
+    beams = generative(decoder, asked, how, max(top, how.beams), seed)
+    items = beams.items.int().cpu().numpy()
+    return _best(items, dense.score(asked, items), top)
+
+
+def pool(
+    dense: Dense,
+    decoder: Decoder,
+    asked: Asked,
+    how: Search,
+    width: int,
+    seed: int,
+    digits: Tensor,
+) -> Pooled:
+    """What the search and the dense head each find, `width` at least of both, with both scores."""
+    beams = generative(decoder, asked, how, width, seed)
+    found = beams.items.int().cpu().numpy()
+    near, near_scores = dense.rank(asked, width)
+    near = np.where((near[:, :, None] == found[:, None, :]).any(2), -1, near)  # each once
+    items = np.concatenate([found, near], axis=1)
+    scores = np.concatenate(
+        [dense.score(asked, found), np.where(near >= 0, near_scores, -np.inf)], axis=1
+    )
+    others = torch.from_numpy(near).to(digits.device).long()
+    missing = decoder.score(
+        asked.own,
+        others,
+        digits[others.clamp(min=0)],
+        how,
+        excluded=exclusions(decoder, asked),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    both = np.concatenate([beams.scores.cpu().numpy(), missing.cpu().numpy()], axis=1)
+    return Pooled(items, scores.astype(np.float32), both)
+
+
+def _best(
+    items: npt.NDArray[np.int32], scores: npt.NDArray[np.float32], top: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """(rows, top) best first, the lower item number among equals; -1 and -inf fill up."""
+    scores = np.where(items >= 0, scores, -np.inf).astype(np.float32)
+    order = np.lexsort((items, -scores), axis=1)[:, :top]
+    best, values = np.take_along_axis(items, order, 1), np.take_along_axis(scores, order, 1)
+    missing = top - best.shape[1]
+    if missing > 0:
+        best = np.pad(best, ((0, 0), (0, missing)), constant_values=-1)
+        values = np.pad(values, ((0, 0), (0, missing)), constant_values=-np.inf)
+    return best.astype(np.int32), values
+
+
+def padded(sequences: Sequences, device: torch.device) -> Tensor:
+    """(sequences, longest) the values, -1 behind the last."""
+    rows = torch.full((len(sequences), int(sequences.lengths.max(initial=1))), -1)
+    rows[torch.from_numpy(sequences.owners), torch.from_numpy(sequences.places)] = torch.from_numpy(
+        sequences.values
+    ).long()
+    return rows.to(device)
