@@ -252,6 +252,9 @@ class TrainConfig:
     """Fixes every random choice."""
     unique: Literal["append", "reassign", "share"] = "append"
     """What happens to items with equal digits."""
+    collaborative: float = 0.0
+    """Share of the training that goes to the dense head alone, whose item vectors semantic IDs are
+    then made of; 0 leaves them made of text. IDs that are given are used as they are."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)

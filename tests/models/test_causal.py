@@ -54,12 +54,13 @@ def prefixes() -> list[list[int]]:
 
 def test_places_by_hand() -> None:
     plan = Copies.of(Layout.of([2, 4]), 2, 1)  # one item, two items, of two digits
-    assert plan.past.tolist() == [False, True, False]
-    assert plan.history.groups == ((1, 1), (1, 2))
-    assert plan.history.positions.tolist() == [0, 0, 2]
-    assert plan.units.tolist() == [0, 0, 1]
-    assert plan.joint.groups == ((1, 3), (1, 6))
-    assert plan.joint.positions.tolist() == [0, 2, 3, 0, 2, 2, 3, 4, 5]
+    assert plan.past.items.tolist() == [False, True, False]
+    assert plan.past.layout.groups == ((1, 1), (1, 2))
+    assert plan.past.layout.positions.tolist() == [0, 0, 2]
+    assert plan.past.units.tolist() == [0, 0, 1]
+    assert plan.past.before.tolist() == [0, 1, 2]
+    assert plan.layout.groups == ((1, 3), (1, 6))
+    assert plan.layout.positions.tolist() == [0, 2, 3, 0, 2, 2, 3, 4, 5]
     assert plan.order.tolist() == [0, 3, 4, 1, 2, 5, 6, 7, 8]
     assert plan.copies.tolist() == [1, 2, 5, 6, 7, 8]
     assert plan.before.tolist() == [0, 3, 4]
@@ -93,6 +94,9 @@ def test_one_pass_trains_on_what_decoding_meets(history: str, layers: int) -> No
         query = Histories(net, Sequences.of([past]), DIGITS, items=1, cache="off").queries()
         assert states.queries is not None
         torch.testing.assert_close(states.queries[item], query[0], atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        alike = net.predict(digits, LAYOUT, NUMBERS)
+    torch.testing.assert_close(alike, states.queries, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("history", "layers"), KINDS)

@@ -68,7 +68,7 @@ def _errors(axes: Axes, report: Report) -> None:
 
 def _map(axes: Axes, sids: SemanticIds) -> None:
     rows = np.random.default_rng(0).permutation(len(sids.items))[:POINTS]
-    places = _two_dimensions(sids.embeddings[rows])
+    places = _two_dimensions(sids.vectors[rows])
     first = sids.digits[rows, 0]
     # Codes have no order of their own; neighbours on the map get neighbouring colours.
     angle = np.arctan2(*(places - places.mean(axis=0)).T)

@@ -56,10 +56,10 @@ class Report:
 
 
 def report(sids: SemanticIds) -> Report:
-    before = collisions(quantised := sids.quantizer.encode(sids.embeddings))
+    before = collisions(quantised := sids.quantizer.encode(sids.vectors))
     sizes = Counter(before.group_sizes.tolist())
     depth = len(sids.quantizer.codebook_sizes)
-    errors = reconstruction_errors(sids.quantizer, sids.embeddings, sids.digits[:, :depth])
+    errors = reconstruction_errors(sids.quantizer, sids.vectors, sids.digits[:, :depth])
     return Report(
         items=len(sids.items),
         unique_share_before=before.unique_share,
@@ -67,7 +67,7 @@ def report(sids: SemanticIds) -> Report:
         distinct_before=len(before.group_sizes),
         largest_collision=int(before.group_sizes.max()),
         collision_sizes=dict(sorted(sizes.items())),
-        error_before=reconstruction_errors(sids.quantizer, sids.embeddings, quantised)[-1],
+        error_before=reconstruction_errors(sids.quantizer, sids.vectors, quantised)[-1],
         error_after=errors[-1],
         levels=tuple(_levels(sids, errors)),
         agreement=tuple(_agreements(sids)),
@@ -179,7 +179,7 @@ def portrait(sids: SemanticIds, item_id: Any, *, neighbours: int = 10) -> Portra
         members = sids.with_prefix(digits[:length])
         words = _common_words([texts[i] for i in members])
         prefixes.append(Prefix(digits[:length], len(members), words))
-    vectors = normalise(sids.embeddings)
+    vectors = normalise(sids.vectors)
     similarity = vectors @ vectors[row]
     similarity[row] = -np.inf
     near = np.argsort(-similarity, kind="stable")[: min(neighbours, len(similarity) - 1)]

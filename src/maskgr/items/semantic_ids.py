@@ -19,6 +19,7 @@ from maskgr.data.dataset import Dataset
 from maskgr.data.download import cache_folder
 from maskgr.data.tables import read_matrix, read_table
 from maskgr.errors import ArtefactError, DataError, RequestError
+from maskgr.items.collaborative import Collaborative
 from maskgr.items.encoders import embed_items, resolved
 from maskgr.items.quantizers import Quantizer, fit_quantizer, load_quantizer, save_quantizer
 from maskgr.items.uniqueness import Policy, make_unique, place_new
@@ -34,11 +35,12 @@ class SemanticIds:
     items: pl.DataFrame  # item_id first, then the text columns
     digits: Digits  # (items, levels), after the uniqueness policy
     codebook_sizes: tuple[int, ...]  # codes a level, the appended one included
-    embeddings: Floats  # (items, d) what was quantised
+    embeddings: Floats  # (items, d) of the items' text
     quantizer: Quantizer
     unique: Policy
     encoder: EncoderConfig
     made: Mapping[str, Any] = field(default_factory=dict)  # quantiser settings, data, time spent
+    learned: Collaborative | None = None  # what was quantised, if not the text
 
     @classmethod
     def make(
@@ -64,13 +66,31 @@ class SemanticIds:
             cache=cache or cache_folder() / "embeddings",
             progress=progress,
         )
-        fitted = fit_quantizer(vectors, quantizer, progress=progress)
-        digits = make_unique(unique, fitted.encode(vectors), vectors, fitted)
-        sizes = fitted.codebook_sizes
-        if digits.shape[1] > len(sizes):
-            sizes = (*sizes, int(digits[:, -1].max()) + 1)
+        fitted, digits, sizes = _quantised(vectors, quantizer, unique, progress=progress)
         made = {"quantizer": asdict(quantizer), "fingerprint": dataset.fingerprint}
         return cls(dataset.items, digits, sizes, vectors, fitted, unique, encoder, made)
+
+    def remade(
+        self, vectors: Floats, quantizer: QuantizerConfig, *, progress: bool = False
+    ) -> SemanticIds:
+        """IDs of the same items made of `vectors` (items, any) that were learned from behaviour."""
+        learned = Collaborative.of(vectors, self.embeddings)
+        fitted, digits, sizes = _quantised(
+            learned.vectors, quantizer, self.unique, progress=progress
+        )
+        return replace(
+            self,
+            digits=digits,
+            codebook_sizes=sizes,
+            quantizer=fitted,
+            learned=learned,
+            made={**self.made, "quantizer": asdict(quantizer)},
+        )
+
+    @property
+    def vectors(self) -> Floats:
+        """(items, any) what was quantised."""
+        return self.embeddings if self.learned is None else self.learned.vectors
 
     @property
     def levels(self) -> int:
@@ -129,9 +149,14 @@ class SemanticIds:
                 f"the new vectors have {vectors.shape[1]} dimensions where the old ones have "
                 f"{self.embeddings.shape[1]}; use the same encoder"
             )
-        digits = place_new(self.unique, self.digits, self.codebook_sizes, vectors, self.quantizer)
+        learned, own = self.learned, vectors
+        if learned is not None:
+            own = learned.foretell(vectors)
+            learned = learned.joined(own)
+        digits = place_new(self.unique, self.digits, self.codebook_sizes, own, self.quantizer)
         return replace(
             self,
+            learned=learned,
             items=pl.concat([self.items, items.with_columns(item_id=ids)], how="diagonal_relaxed"),
             digits=np.concatenate([self.digits, digits]),
             embeddings=np.concatenate([self.embeddings, vectors]),
@@ -151,6 +176,9 @@ class SemanticIds:
             table.write_parquet(folder / "digits.parquet")
             self.items.write_parquet(folder / "items.parquet")
             np.save(folder / "embeddings.npy", self.embeddings)
+            if self.learned is not None:
+                np.save(folder / "learned.npy", self.learned.vectors)
+                np.save(folder / "text-to-learned.npy", self.learned.weights)
             save_quantizer(folder, self.quantizer)
 
     @classmethod
@@ -158,7 +186,12 @@ class SemanticIds:
         path = Path(path)
         config = read_manifest(path, KIND, SCHEMA).config
         try:
+            learned = None
+            if (path / "learned.npy").exists():
+                files = (path / "learned.npy", path / "text-to-learned.npy")
+                learned = Collaborative(*(read_matrix(file).values for file in files))
             return cls(
+                learned=learned,
                 items=read_table(path / "items.parquet"),
                 digits=np.array(read_table(path / "digits.parquet")["digits"].to_list(), np.int32),
                 codebook_sizes=tuple(config["codebook_sizes"]),
@@ -170,6 +203,18 @@ class SemanticIds:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ArtefactError(f"{path} is damaged ({error}); make the IDs again") from error
+
+
+def _quantised(
+    vectors: Floats, config: QuantizerConfig, unique: Policy, *, progress: bool
+) -> tuple[Quantizer, Digits, tuple[int, ...]]:
+    """A fitted quantiser, the digits under the policy, and the codes of each level."""
+    fitted = fit_quantizer(vectors, config, progress=progress)
+    digits = make_unique(unique, fitted.encode(vectors), vectors, fitted)
+    sizes = fitted.codebook_sizes
+    if digits.shape[1] > len(sizes):
+        sizes = (*sizes, int(digits[:, -1].max()) + 1)
+    return fitted, digits, sizes
 
 
 def pack(digits: Digits, sizes: Sequence[int]) -> npt.NDArray[np.int64]:

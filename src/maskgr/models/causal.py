@@ -18,53 +18,70 @@ from maskgr.models.transformer import causal_mask
 
 
 @dataclass(frozen=True, eq=False)
-class Copies:
-    """Where the units and copies of a batch lie; sequences one after the other everywhere."""
+class Past:
+    """Where the starts and units of a batch lie, sequence after sequence."""
 
-    past: Tensor  # (items,) bool: the items that are history to another
-    history: Layout  # starts and units
-    history_masks: list[Tensor | None]
-    units: Tensor  # (history tokens,) row of `cat([start, units])`
-    joint: Layout  # starts, units and copies
-    joint_masks: list[Tensor | None]
-    order: Tensor  # (joint tokens,) row of `cat([history, copies])`
-    copies: Tensor  # (tokens,) place in `joint` of each digit's copy
-    before: Tensor  # (items,) place in `joint` of the last unit before each item
+    items: Tensor  # (items,) bool: those that are history to another
+    layout: Layout
+    masks: list[Tensor | None]
+    units: Tensor  # (tokens,) row of `cat([start, units])`
+    before: Tensor  # (items,) place of the last unit before each item
+
+    @classmethod
+    def of(cls, layout: Layout, digits: int, unit: int) -> Past:
+        """`layout`: of the items' digits; `unit`: tokens of an item that is history."""
+        device = layout.positions.device
+        counts = [length // digits for count, length in layout.groups for _ in range(count)]
+        items = torch.tensor(counts, device=device)  # (sequences,)
+        owner, place = layout.sequences[::digits], layout.positions[::digits] // digits
+        lengths = 1 + (items - 1) * unit
+        own = history_layout(lengths, digits, unit)
+        real = own.positions > 0
+        return cls(
+            items=place < items[owner] - 1,
+            layout=own,
+            masks=[causal_mask(length // digits, unit, 0, device) for _, length in layout.groups],
+            units=torch.where(real, real.cumsum(0), 0),
+            before=(lengths.cumsum(0) - lengths)[owner] + place * unit,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Where units and copies lie together, the copies of a sequence behind its units."""
+
+    past: Past
+    layout: Layout
+    masks: list[Tensor | None]
+    order: Tensor  # (tokens,) row of `cat([history, copies])`
+    copies: Tensor  # (digits of the items,) place of each digit's copy
+    before: Tensor  # (items,) place of the last unit before each item
 
     @classmethod
     def of(cls, layout: Layout, digits: int, unit: int) -> Copies:
-        """`layout`: of the items' digits; `unit`: tokens of an item that is history."""
+        """The arguments are those of `Past.of`."""
+        past = Past.of(layout, digits, unit)
         device = layout.positions.device
-        counts = [(count, length // digits) for count, length in layout.groups]
-        items = torch.tensor([n for count, n in counts for _ in range(count)], device=device)
-        owner, place = layout.sequences[::digits], layout.positions[::digits] // digits
-
-        lengths = 1 + (items - 1) * unit  # (sequences,)
-        history = history_layout(lengths, digits, unit)
-        real = history.positions > 0
-
-        whole = lengths + items * digits
-        joint = Layout.of(whole.tolist(), device)
+        lengths = torch.bincount(past.layout.sequences)  # (sequences,) of starts and units
+        joint = Layout.of((lengths + torch.bincount(layout.sequences)).tolist(), device)
         beyond = joint.positions - lengths[joint.sequences]  # place among the copies, if not < 0
         is_copy = beyond >= 0
-        order = torch.empty_like(joint.positions)
-        order[~is_copy] = torch.arange(len(history.positions), device=device)
-        copies = is_copy.nonzero().squeeze(1)
-        order[copies] = torch.arange(len(copies), device=device) + len(history.positions)
-        positions = torch.empty_like(joint.positions)
-        positions[~is_copy] = history.positions
+        units, copies = (~is_copy).nonzero().squeeze(1), is_copy.nonzero().squeeze(1)
+        order, positions = torch.empty_like(beyond), torch.empty_like(beyond)
+        order[units] = torch.arange(len(units), device=device)
+        order[copies] = torch.arange(len(copies), device=device) + len(units)
+        positions[units] = past.layout.positions
         positions[copies] = digits + beyond[copies]
-        starts = whole.cumsum(0) - whole
+        masks: list[Tensor | None] = [
+            causal_mask(length // digits, unit, digits, device) for _, length in layout.groups
+        ]
         return cls(
-            past=place < items[owner] - 1,
-            history=history,
-            history_masks=[causal_mask(n, unit, 0, device) for _, n in counts],
-            units=torch.where(real, real.cumsum(0), 0),
-            joint=Layout(joint.groups, positions, joint.sequences),
-            joint_masks=[causal_mask(n, unit, digits, device) for _, n in counts],
+            past=past,
+            layout=Layout(joint.groups, positions, joint.sequences),
+            masks=masks,
             order=order,
             copies=copies,
-            before=starts[owner] + place * unit,
+            before=units[past.before],
         )
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from maskgr.artefact import is_artefact, write_file
-from maskgr.config import DecodingConfig, TrainConfig
+from maskgr.config import DecodingConfig, LoopConfig, TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split
@@ -34,6 +34,7 @@ from maskgr.evaluation.metrics import recall
 from maskgr.items.catalogue import Catalogue
 from maskgr.items.semantic_ids import SemanticIds
 from maskgr.models import retrieval
+from maskgr.models.collaborative import carry_over, check_collaborative
 from maskgr.models.history import Cache, Histories
 from maskgr.models.network import Network, flops_per_token
 from maskgr.models.registry import Ranked, Workspace
@@ -55,6 +56,7 @@ RANK_TOKENS = 65_536  # of the histories that are encoded at once
 # than all at once, and a fraction of the memory.
 PIECE_TOKENS = 2048
 NETWORK, ABOUT = "network.safetensors", "retrieval.json"
+FIRST = "item-vectors"  # where a run keeps the training of the dense head alone
 
 
 @dataclass(eq=False)
@@ -70,21 +72,18 @@ class MaskGR:
 
     @classmethod
     def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
+        check_collaborative(config)
         with world(config.loop.device) as here:
             sids = _semantic_ids(data, config, work, here)
             torch.manual_seed(config.seed)
             model = cls(build_network(config, sids).to(here.device), sids, config)
-            network = model.network
-            budget = config.loop.token_budget // network.digits
-            batches = Batches(split.train, config.history_limit + 1, budget, config.seed)
-            task = Task(model, split, here)
-            with RunLog(work.run, writes=here.writes, progress=work.progress) as log:
-                trainer = Trainer(task, batches, config.loop, work.run, here, log)
-                if work.resume:
-                    trainer.resume()
-                if here.writes:
-                    print(_about(model, batches), file=sys.stderr)
-                found = trainer.train()
+            loop = config.loop
+            if config.collaborative and work.sids is None:
+                first, loop = _two_stages(config)
+                model = model._with_learned_ids(split, first, work, here)
+            if here.writes:
+                print(_about(model, split), file=sys.stderr)
+            found = _run(Task(model, split, here), loop, work, work.run, "training")
             if here.writes:
                 words = ", ".join(f"{name} {value:.2%}" for name, value in found.items())
                 print(
@@ -94,6 +93,30 @@ class MaskGR:
                 _draw(work.run)
         if model.network.dense and here.writes:
             model.fuse(split)
+        return model
+
+    def _with_learned_ids(
+        self, split: Split, loop: LoopConfig, work: Workspace, here: World
+    ) -> Self:
+        """The same model after its dense head was trained alone, with semantic IDs made of what
+        that learned (`maskgr.models.collaborative`)."""
+        folder = work.run / FIRST
+        made = folder / "sids"
+        if work.resume and is_artefact(made):
+            _load(self.network, folder / f"best.{NETWORK}")
+        else:
+            _run(Task(self, split, here, generative=False), loop, work, folder, "item vectors")
+            if here.writes:
+                _draw(folder)
+                with torch.no_grad():
+                    vectors = self.network.eval().table(self._digits).cpu().numpy()
+                self.sids.remade(vectors, self.config.quantizer, progress=work.progress).save(made)
+            here.wait()
+        sids = SemanticIds.load(made)
+        torch.manual_seed(self.config.seed)
+        network = build_network(self.config, sids).to(here.device)
+        model = type(self)(network, sids, self.config)
+        carry_over(self.network, self._digits, network, model._digits)
         return model
 
     def fuse(self, split: Split) -> None:
@@ -343,6 +366,7 @@ class Task:
     model: MaskGR
     split: Split
     world: World
+    generative: bool = True  # or the dense head alone
 
     def __post_init__(self) -> None:
         config = self.model.config
@@ -379,6 +403,13 @@ class Task:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             numbers = torch.from_numpy(piece.batch.values).to(device).long()
             digits = self.digits[numbers]
+            if not self.generative:
+                every = torch.arange(len(numbers), device=device)
+                states = States(every, network.predict(digits, layout, numbers), every)
+                # DistributedDataParallel wants a gradient for what only the digits use, too.
+                idle = (network.bias, *network.encoder.norm.parameters())
+                zero = 0 * torch.stack([parameter.sum() for parameter in idle]).sum()
+                return zero + self._dense_loss(piece, states, numbers)
             loss, states = negative_elbo(network, digits, layout, noise, self.catalogue, numbers)
             return loss.total + self._dense_loss(piece, states, numbers)
 
@@ -416,7 +447,9 @@ class Task:
         # One step scores every item exactly: quick, and it tells better networks from worse.
         quick = DecodingConfig(steps=1, retrieval="generative")
         top = min(10, len(allowed))
-        found = {"generative_recall@10": self.model.rank(recent, top, allowed, None, quick).items}
+        found = {}
+        if self.generative:
+            found["generative_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items
         if self.model.network.dense:
             self.model.__dict__.pop("dense", None)  # the vectors of another moment
             quick = replace(quick, retrieval="dense")
@@ -426,7 +459,7 @@ class Task:
             for name, ranked in found.items()
         }
         result["recall@10"] = sum(result.values()) / len(result)
-        if not everyone:
+        if self.generative and not everyone:
             result["bound"] = validation_bound(
                 self.model.network, self._held_out(), self.model.config.seed, self.catalogue
             )
@@ -458,6 +491,30 @@ class Task:
         _load(self.model.network, run / f"best.{NETWORK}")
 
 
+def _two_stages(config: TrainConfig) -> tuple[LoopConfig, LoopConfig]:
+    """The budget of the dense head alone, and what is left for all together."""
+    loop, share = config.loop, config.collaborative
+    steps = max(1, round(share * loop.steps))
+    return (
+        replace(loop, steps=steps, minutes=share * loop.minutes),
+        replace(loop, steps=max(1, loop.steps - steps), minutes=(1 - share) * loop.minutes),
+    )
+
+
+def _run(
+    task: Task, loop: LoopConfig, work: Workspace, folder: Path, label: str
+) -> dict[str, float]:
+    """Trains in `folder`, from its checkpoints where it goes on; the best network's validation."""
+    config, here = task.model.config, task.world
+    budget = loop.token_budget // task.model.network.digits
+    batches = Batches(task.split.train, config.history_limit + 1, budget, config.seed)
+    with RunLog(folder, label=label, writes=here.writes, progress=work.progress) as log:
+        trainer = Trainer(task, batches, loop, folder, here, log)
+        if work.resume:
+            trainer.resume()
+        return trainer.train()
+
+
 def build_network(config: TrainConfig, sids: SemanticIds) -> Network:
     text = None
     if config.dense.text_input or config.dense.table != "off":
@@ -465,9 +522,10 @@ def build_network(config: TrainConfig, sids: SemanticIds) -> Network:
     return Network(config.network, sids.codebook_sizes, config.dense, text)
 
 
-def _about(model: MaskGR, batches: Batches) -> str:
+def _about(model: MaskGR, split: Split) -> str:
     network = model.network
-    lengths = batches.windows(0).lengths * network.digits
+    window = model.config.history_limit + 1
+    lengths = np.minimum(split.train.lengths, window) * network.digits
     length = float((lengths**2).sum() / lengths.sum())  # of the sequence that a token is in
     flops = flops_per_token(network, length)
     return (

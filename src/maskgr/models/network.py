@@ -15,7 +15,7 @@ from maskgr.diffusion.layout import Layout
 from maskgr.diffusion.noise import Noise, draw_item_noise, draw_noise
 from maskgr.diffusion.objective import States
 from maskgr.errors import RequestError
-from maskgr.models.causal import Copies
+from maskgr.models.causal import Copies, Past
 from maskgr.models.dense import DenseHead, ItemVectors, check_dense
 from maskgr.models.transformer import Dropout, Encoder, Memory, Tap, isolated_mask
 
@@ -123,12 +123,15 @@ class Network(nn.Module):
     def item_vectors(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
         """(items, width) of items with `digits` (items, digits), by their catalogue numbers where
         text or a part of their own belongs to them."""
-        tokens = self.tokenise(digits).view_as(digits)
-        joined = functional.embedding_bag(tokens, self.tokens.weight, mode="sum")
-        joined = joined * math.sqrt(self.config.width / self.digits)
         text = None if not self._text_width or numbers is None else self._text_of(numbers)
-        vectors: Tensor = self.items(joined, text, numbers)
+        vectors: Tensor = self.items(self.joined(digits), text, numbers)
         return vectors
+
+    def joined(self, digits: Tensor) -> Tensor:
+        """(items, width) the sum of the digits' embeddings, of unit variance."""
+        tokens = self.tokenise(digits).view_as(digits)
+        summed = functional.embedding_bag(tokens, self.tokens.weight, mode="sum")
+        return summed * math.sqrt(self.config.width / self.digits)
 
     def table(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
         """(items, any) what the dense head's queries are multiplied with: of the items `numbers`
@@ -210,18 +213,31 @@ class Network(nn.Module):
     ) -> States:
         """Each item from the clean ones before it (`maskgr.models.causal`)."""
         plan = Copies.of(layout, self.digits, self.unit)
-        past = None if numbers is None else numbers[plan.past]
-        units = self.embed_history(digits[plan.past], past)
-        units = torch.cat([self.start, units]).index_select(0, plan.units)
-        units = self.encoder.history(self.dropout(units), plan.history, plan.history_masks)
+        units = self._history(digits, plan.past, numbers)
         copies = self.dropout(self.embed(noisy))
         joint = torch.cat([units, copies]).index_select(0, plan.order)
         tap = Tap(self.tap_layer, plan.before) if self.dense else None
-        states, tapped = self.encoder(
-            joint, plan.joint, plan.joint_masks, plan.copies[rows], None, tap
-        )
+        states, tapped = self.encoder(joint, plan.layout, plan.masks, plan.copies[rows], None, tap)
         predicted = torch.arange(len(digits), device=digits.device) if self.dense else None
         return States(states, self._queries(tapped), predicted)
+
+    def _history(self, digits: Tensor, past: Past, numbers: Tensor | None) -> Tensor:
+        """(tokens, width) starts and units, after the layers that they pass alone."""
+        own = None if numbers is None else numbers[past.items]
+        units = torch.cat([self.start, self.embed_history(digits[past.items], own)])
+        units = self.dropout(units.index_select(0, past.units))
+        return self.encoder.history(units, past.layout, past.masks)
+
+    def predict(self, digits: Tensor, layout: Layout, numbers: Tensor) -> Tensor:
+        """(items, width of an item's vector) the dense head's queries for every item, as `denoise`
+        gives them, without the digits: causal attention only."""
+        past = Past.of(layout, self.digits, self.unit)
+        units = self._history(digits, past, numbers)
+        nothing = torch.empty(0, dtype=torch.int64, device=units.device)
+        tap = Tap(self.tap_layer, past.before)
+        _, tapped = self.encoder(units, past.layout, past.masks, nothing, None, tap)
+        queries: Tensor = self.head(tapped)
+        return queries
 
     @property
     def tap_layer(self) -> int:

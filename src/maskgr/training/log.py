@@ -29,15 +29,23 @@ EVERY = 10  # steps between rows: reading a loss makes an accelerator wait
 class RunLog:
     """Rows of numbers, as they come; silent in every process but the writing one."""
 
-    def __init__(self, run: Path, *, writes: bool = True, progress: bool = False) -> None:
+    def __init__(
+        self,
+        run: Path,
+        *,
+        label: str = "training",
+        writes: bool = True,
+        progress: bool = False,
+    ) -> None:
         self.run, self.writes, self.progress = run, writes, progress and writes
+        self._label = label
         self._losses: list[Tensor] = []
         self._clock = (time.perf_counter(), 0)
         self._shown = {"loss": "-", "best": "-", "rate": "-"}
 
     def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
-        self._advance = self._stack.enter_context(_bar(self.progress))
+        self._advance = self._stack.enter_context(_bar(self.progress, self._label))
         self._board = self._stack.enter_context(_tensorboard(self.run)) if self.writes else None
         return self
 
@@ -129,7 +137,7 @@ def _tensorboard(run: Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _bar(shown: bool) -> Iterator[Any]:
+def _bar(shown: bool, label: str) -> Iterator[Any]:
     if not (shown and sys.stderr.isatty()):
         yield lambda state, words: None
         return
@@ -143,7 +151,7 @@ def _bar(shown: bool) -> Iterator[Any]:
     )
 
     columns = (
-        TextColumn("training"),
+        TextColumn(label),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]}"),

@@ -20,9 +20,14 @@ def draw(run: Path) -> Path:
     rows = read_log(run)
     figure = new_figure(11, 7)
     for axes, (column, title) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
-        points = [(row["seconds"] / 60, row[column]) for row in rows if row[column] is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="." if len(points) < 60 else "")
+        # with a dense head: either way by itself, too
+        for name in (column, *(f"{way}_{column}" for way in ("generative", "dense"))):
+            points = [(r["seconds"] / 60, r[name]) for r in rows if r.get(name) is not None]
+            if points:
+                marker = "." if len(points) < 60 else ""
+                axes.plot(*zip(*points, strict=True), marker=marker, label=name)
+        if len(axes.lines) > 1:
+            axes.legend()
         axes.set(title=title, xlabel="minutes")
         axes.grid(alpha=0.3)
     save_png(figure, run / "training.png")

@@ -1,0 +1,71 @@
+"""Collaborative semantic IDs: of what users did, not of text alone.
+
+First the dense head is trained by itself, with the IDs made from text. The item vectors that it
+learned are quantised into new IDs, and the network goes on with these: what it knows of histories
+and items stays, and the tokens start as the parts that item vectors are made of.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maskgr.config import TrainConfig
+from maskgr.errors import RequestError
+from maskgr.models.network import Network
+
+SWEEPS = 5  # over the levels; the tokens hardly change after that
+
+
+def check_collaborative(config: TrainConfig) -> None:
+    if not 0 <= config.collaborative < 1:
+        raise RequestError(
+            f"collaborative is {config.collaborative}; it is a share of the training, from 0 to "
+            "below 1"
+        )
+    if config.collaborative and (
+        config.network.attention != "causal" or config.dense.table != "learned"
+    ):
+        raise RequestError(
+            "collaborative semantic IDs are made of what a dense head learned; set "
+            "network.attention=causal and dense.table=learned, or collaborative=0"
+        )
+
+
+@torch.no_grad()
+def carry_over(old: Network, old_digits: Tensor, new: Network, new_digits: Tensor) -> None:
+    """Starts `new`, whose items have other digits (items, m), from all that `old` has learned.
+
+    Every item's vector is the same before and after: what the tokens do not say of it, the part
+    of its own does.
+    """
+    before, after = old.items.own, new.items.own
+    assert before is not None
+    assert after is not None
+    kept = {k: v for k, v in old.state_dict().items() if k not in ("tokens.weight", "bias")}
+    new.load_state_dict(kept, strict=False)
+    new.tokens.weight[new.mask_token] = old.tokens.weight[old.mask_token]
+    whole = old.joined(old_digits) + before.weight  # (items, width)
+    spread = fit_tokens(whole.cpu().numpy(), new_digits.cpu().numpy(), new.sizes)
+    scale = (new.digits / new.config.width) ** 0.5  # `joined` scales sums up by its inverse
+    new.tokens.weight[: new.mask_token] = torch.from_numpy(spread).to(whole) * scale
+    after.weight.copy_(whole - new.joined(new_digits))
+
+
+def fit_tokens(vectors: np.ndarray, digits: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+    """(tokens, width) one vector a token, such that an item's sum to its own vector, as nearly as
+    they can: each token is the mean of what the others leave of its items, over and over."""
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    tokens = np.zeros((sum(sizes), vectors.shape[1]), dtype=np.float32)
+    left = vectors.astype(np.float32).copy()  # (items, width) what is not yet said
+    for _ in range(SWEEPS):
+        for level, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            own = digits[:, level]
+            left += tokens[start + own]
+            sums = np.zeros((size, vectors.shape[1]), dtype=np.float32)
+            np.add.at(sums, own, left)
+            counts = np.maximum(np.bincount(own, minlength=size), 1)[:, None]
+            tokens[start : start + size] = sums / counts
+            left -= tokens[start + own]
+    return tokens
