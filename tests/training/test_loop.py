@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from maskgr.config import LoopConfig
 from maskgr.data.sequences import Sequences
 from maskgr.errors import ArtefactError, RequestError
+from maskgr.models.maskgr import FIRST
 from maskgr.training.batches import Batches
-from maskgr.training.distributed import World
+from maskgr.training.distributed import World, processes_for
 from maskgr.training.log import RunLog, read_log
 from maskgr.training.loop import Trainer
 
@@ -233,21 +234,64 @@ def test_killed_at_random_and_resumed_equals_uninterrupted(shop: Path, tmp_path:
     assert weights(run) == weights(tmp_path / "whole")
 
 
-def test_two_processes_do_what_one_does(shop: Path, tmp_path: Path) -> None:
-    still = ["--set", "dropout=0"]  # which differs between processes
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
-    for processes in ("1", "2"):
-        words = [*torchrun, processes, "--master-port", f"2951{processes}", "-m", "maskgr"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+STAGES = [
+    "network.attention=causal", "network.history=pooled", "dense.table=learned",
+    "dense.text_input=true", "dense.repeat_bias=true", "collaborative=0.5", "unique=reassign",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "settings"),
+    [(TORCHRUN, [], []), ([], ["--processes", "2"], STAGES)],
+    ids=["torchrun", "processes"],
+)
+def test_two_processes_do_what_one_does(
+    shop: Path, tmp_path: Path, start: list[str], end: list[str], settings: list[str]
+) -> None:
+    still = ["dropout=0", *settings]  # dropout differs between processes
+    words = [word for setting in still for word in ("--set", setting)]
+    for name, before, after in (("one", [], []), ("two", start, end)):
         done = subprocess.run(
-            [*words, *command(shop, tmp_path / processes, *still)],
+            [
+                *(sys.executable, *before, "-m", "maskgr"),
+                *(*command(shop, tmp_path / name, *words), *after),
+            ],
+            timeout=120,
             env=environment(),
             capture_output=True,
             text=True,
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("trained maskgr") == 1  # one writer
-    one, two = (read_log(tmp_path / n / "training") for n in "12")
-    for column in ("loss", "gradient_norm", "bound", "recall@10"):
-        values = [[row[column] for row in rows if row[column] is not None] for rows in (one, two)]
-        assert values[0]
-        assert values[1] == pytest.approx(values[0], rel=1e-3)
+    folders = ["training", f"training/{FIRST}"] if settings else ["training"]
+    for folder in folders:
+        one, two = (read_log(tmp_path / name / folder) for name in ("one", "two"))
+        columns = ["loss", "gradient_norm", "recall@10"]
+        for column in columns if folder != "training" else [*columns, "bound"]:
+            values = [[r[column] for r in rows if r[column] is not None] for rows in (one, two)]
+            assert values[0]
+            assert values[1] == pytest.approx(values[0], rel=1e-2)
+
+
+def test_a_companion_that_stops_is_told(shop: Path, tmp_path: Path) -> None:
+    script = (
+        "from maskgr.training.distributed import companions, world\n"
+        "import sys\n"
+        "with companions(2, [sys.executable, '-c', 'raise SystemExit(7)']):\n"
+        "    with world('cpu'): print('never')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "a process that trains with this one stopped (exit code 7)" in done.stderr
+    assert "never" not in done.stdout
+
+
+def test_how_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert processes_for(90, "cpu") == 4
+    assert processes_for(1, "cpu") == 1  # not worth it
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert processes_for(90, "cpu") == 1  # torchrun has started them

@@ -96,8 +96,9 @@ def processes_for(minutes: float, device: str) -> int:
 
 @contextmanager
 def companions(count: int, command: Sequence[str]) -> Iterator[None]:
-    """Runs `command` in `count` - 1 more processes, which train together with this one."""
-    if count < 2:
+    """Runs `command` in `count` - 1 more processes, which train together with this one; in a
+    process that was itself started so, none."""
+    if count < 2 or "WORLD_SIZE" in os.environ:
         yield
         return
     threads = max(1, (os.cpu_count() or 1) // count)
