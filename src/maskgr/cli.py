@@ -476,9 +476,34 @@ def explain(
         show_explanation(recommender, found)
 
 
+@app.command("add-items")
+def add_items(
+    run: RunArgument,
+    items: Annotated[Path, typer.Argument(help="New items: Parquet, CSV or JSONL.")],
+    embeddings: Annotated[
+        Path | None, typer.Option(help="Their vectors (.npy), where the catalogue's were given.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Another folder to save to; by default the run's own.")
+    ] = None,
+) -> None:
+    """Make new items recommendable, by their text, without training."""
+    from maskgr.artefact import is_artefact
+    from maskgr.data.tables import read_matrix, read_table
+    from maskgr.recommender import RECOMMENDER, Recommender
+
+    recommender = Recommender.load(run)
+    vectors = None if embeddings is None else read_matrix(embeddings).values
+    more = recommender.add_items(read_table(items), embeddings=vectors)
+    inside = run / RECOMMENDER
+    more.save(out or (inside if is_artefact(inside) else run))
+    added = len(more.items) - len(recommender.items)
+    print(f"{added:,} new items, {len(more.items):,} in all; saved to {out or run}")
+
+
 @app.command()
 def experiment(
-    name: Annotated[str, typer.Argument(help="dense, orders or cold-start.")],
+    name: Annotated[str, typer.Argument(help="dense, orders, cold-start or recipe.")],
     out: Annotated[Path, typer.Option(help="Its folder; what is trained there is used again.")],
     data: Annotated[str, typer.Option(help="A dataset folder or a built-in source.")] = "beauty",
     preset: Annotated[str, typer.Option(help="Settings to train with: tiny, cpu, paper.")] = "cpu",
@@ -487,15 +512,20 @@ def experiment(
         int | None, typer.Option(help="Only so many users, chosen at random; all by default.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Of the recipe's variants, this one; repeatable.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """A table of the paper, ours beside theirs."""
+    """A table of the paper, ours beside theirs; or a study of our own."""
     from maskgr.experiments.registry import run_experiment
     from maskgr.experiments.report import Asked
 
     if users is not None and users < 1:
         raise RequestError(f"--users {users} leaves nobody to ask; use 1 or more")
-    found = run_experiment(name, Asked(data, out, preset, minutes, users, seed))
+    if only and name != "recipe":
+        raise RequestError(f"--only chooses among the variants of recipe, and {name} has none")
+    found = run_experiment(name, Asked(data, out, preset, minutes, users, seed, tuple(only or ())))
     if as_json:
         print_json(found.to_dict())
         return

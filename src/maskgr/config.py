@@ -286,9 +286,10 @@ PRESETS = {
     ),
     # A laptop, over lunch. Every item is predicted from the clean history before it, which is what
     # inference meets; no capacity goes into learning which tuples exist; a dense head is trained
-    # along.
+    # along, by itself first, and semantic IDs are made of what it learned of the items.
     "cpu": TrainConfig(
         unique="reassign",
+        collaborative=0.35,
         network=NetworkConfig(
             layers=2, history_layers=2, dropout=0.2, attention="causal", history="pooled"
         ),

@@ -22,7 +22,7 @@ from maskgr.config import (
 from maskgr.data.open import fetch
 from maskgr.data.splits import leave_out
 from maskgr.errors import RequestError
-from maskgr.experiments import cold_start, dense, orders
+from maskgr.experiments import cold_start, dense, orders, recipe
 from maskgr.experiments.registry import EXPERIMENTS, run_experiment
 from maskgr.experiments.report import Asked
 from tests.conftest import Outcome
@@ -42,10 +42,12 @@ CONFIG = TrainConfig(
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     fetch("synthetic", synthetic=SyntheticConfig(users=150, items=40)).save(tmp_path / "shop")
 
-    def quickly(request: Asked, data: str, name: str) -> Recommender:
+    def quickly(
+        request: Asked, data: str, name: str, settings: tuple[str, ...] = ()
+    ) -> Recommender:
         return Recommender.train(Dataset.load(data), config=replace(CONFIG, seed=request.seed))
 
-    for module in (cold_start, dense, orders):
+    for module in (cold_start, dense, orders, recipe):
         monkeypatch.setattr(module, "trained", quickly)
     return Asked(str(tmp_path / "shop"), tmp_path / "out")
 
@@ -78,6 +80,23 @@ def test_cold_start(asked: Asked) -> None:
         leave_out(shop.histories).test.users
     )
     assert new[-1][2] == "popularity"
+
+
+def test_recipe(asked: Asked) -> None:
+    found = run_experiment("recipe", replace(asked, only=("as it is", "no text"), users=40))
+    assert [row[0] for row in found.rows] == ["as it is", "no text"]
+    assert len(found.columns) == len(found.rows[0]) == 3 + 6
+    with pytest.raises(RequestError, match="there is no variant 'x'; the variants are as it is"):
+        run_experiment("recipe", replace(asked, only=("x",)))
+
+
+def test_every_variant_is_a_setting_that_exists() -> None:
+    from maskgr.cli import _train_config
+
+    start = _train_config("cpu", None, None, None, [])
+    for name, settings in recipe.VARIANTS.items():
+        changed = _train_config("cpu", None, None, None, list(settings))
+        assert (changed != start) == bool(settings), name
 
 
 def test_nothing_of_the_cold_items_is_left(asked: Asked) -> None:

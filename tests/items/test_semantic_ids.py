@@ -17,6 +17,7 @@ from maskgr.items.semantic_ids import SemanticIds, pack, unpack
 from maskgr.items.uniqueness import Policy
 
 SMALL = QuantizerConfig(levels=3, codes=8, components=0)
+TEXT = EncoderConfig(encoder="wordllama")
 OWN = EncoderConfig(encoder="embeddings")
 
 
@@ -171,6 +172,6 @@ def test_bad_requests() -> None:
     with pytest.raises(DataError, match="60 items"):
         SemanticIds.make(dataset(), encoder=OWN, quantizer=QuantizerConfig(codes=256))
     with pytest.raises(DataError, match="no text"):
-        SemanticIds.make(dataset(texts=[""] * 60))
+        SemanticIds.make(dataset(texts=[""] * 60), encoder=TEXT)
     with pytest.raises(DataError, match="equal"):
-        SemanticIds.make(dataset(texts=["same"] * 60), quantizer=SMALL)
+        SemanticIds.make(dataset(texts=["same"] * 60), encoder=TEXT, quantizer=SMALL)

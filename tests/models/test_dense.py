@@ -49,7 +49,7 @@ def test_a_partly_masked_item_does_not_leak_through_its_text() -> None:
         text[item] += 10 * torch.randn(5)
         other = network(dense, text)
         # what is centred is the whole catalogue: compare under the same centre
-        other.text_mean, other.text_scale = network(dense).text_mean, network(dense).text_scale
+        other.text_mean, other.text_basis = network(dense).text_mean, network(dense).text_basis
         found = digit_states(other, masked)
         same_sequence = slice(None) if item != 7 else slice(0, 0)
         if leaks and item != 7:
@@ -84,7 +84,7 @@ def test_every_parameter_is_registered_learns_and_is_saved(
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
     saved = net.state_dict()
-    assert set(saved) == {name for name, _ in net.named_parameters()} | {"text_mean", "text_scale"}
+    assert set(saved) == {name for name, _ in net.named_parameters()} | {"text_mean", "text_basis"}
     again = Network(net.config, SIZES, dense, TEXT)
     again.load_state_dict(saved)
     masked = torch.ones(18, dtype=torch.bool)

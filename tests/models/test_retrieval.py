@@ -283,6 +283,15 @@ def test_the_commands(
         assert outcome.code == 0, outcome.err
         found[way] = json.loads(outcome.out)["recall@10"]
     assert len(set(found.values())) > 1
+    new_items(shop).write_parquet(tmp_path / "new.parquet")
+    added = maskgr("add-items", tmp_path / "run", tmp_path / "new.parquet")
+    assert "3 new items, 43 in all" in added.out, added.err
+    words = ("recommend", tmp_path / "run", "--allow", "new-2", "--json")
+    assert [row["item_id"] for row in json.loads(maskgr(*words).out)] == ["new-2"]
+    again = maskgr("add-items", tmp_path / "run", tmp_path / "new.parquet")
+    assert again.code == 2
+    assert "are old, repeated or without an ID" in again.err
+    assert "is not a table; give a .parquet" in maskgr("add-items", tmp_path / "run", "x.doc").err
     outcome = maskgr("recommend", tmp_path / "run", "--retrieval", "telepathic")
     assert outcome.code == 2
     assert "--retrieval telepathic is not a choice; use generative, dense" in outcome.err

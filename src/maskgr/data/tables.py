@@ -90,6 +90,8 @@ def _find(folder: Path, stem: str, formats: tuple[str, ...]) -> Path | None:
 def read_table(file: Path) -> pl.DataFrame:
     """A Parquet, CSV or JSONL file, gzipped or not."""
     form = file.name.removesuffix(".gz").rpartition(".")[2]
+    if form not in READERS:
+        raise DataError(f"{file} is not a table; give a .{', .'.join(READERS)} file")
     with _readable(file):
         source = io.BytesIO(_unzip(file)) if file.suffix == ".gz" else file
         return READERS[form](source, file)

@@ -11,6 +11,7 @@ EXPERIMENTS = {  # name -> what it shows
     "dense": "generative, dense, unified and fused retrieval by one model",
     "orders": "three decoding orders, with 1 to m steps each",
     "cold-start": "items added after training, by their text",
+    "recipe": "variants of the preset under one budget, on validation",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class Asked:
     minutes: float | None = None  # of each training; None: the preset's
     users: int | None = None  # asked in evaluations; None: all
     seed: int = 0
+    only: tuple[str, ...] = ()  # of an experiment with many trainings, these
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Report:
         return {**asdict(self), "rows": rows}
 
 
-def trained(asked: Asked, data: str, name: str) -> Recommender:
+def trained(asked: Asked, data: str, name: str, settings: Sequence[str] = ()) -> Recommender:
     """The run `out/name` of `maskgr train`: as it is, gone on with, or trained from the start."""
     folder = asked.out / name
     if not is_artefact(folder / RECOMMENDER):
@@ -49,6 +51,7 @@ def trained(asked: Asked, data: str, name: str) -> Recommender:
         command += ["--preset", asked.preset, "--seed", str(asked.seed)]
         if asked.minutes is not None:
             command += ["--minutes", str(asked.minutes)]
+        command += [word for setting in settings for word in ("--set", setting)]
         if (folder / TRAINING / "run.json").exists():
             command.append("--resume")
         # A process of its own: its output would mix with the table, and it may start others.

@@ -130,7 +130,7 @@ class MaskGR:
         decoder, how = self._decoder(allowed, decoding.constrained), self._how(decoding)
         width, top = max(10, how.beams), min(10, len(allowed))
         hits = np.zeros(len(retrieval.WEIGHTS))
-        self.__dict__.pop("dense", None)
+        self.forget()
         for rows, asked in self._asked(histories, allowed, excluded, decoding):
             both = retrieval.pool(
                 self.dense, decoder, asked, how, min(width, len(allowed)), 0, self._digits
@@ -305,6 +305,10 @@ class MaskGR:
     def dense(self) -> Dense:
         return Dense.of(self.network, self._digits)
 
+    def forget(self) -> None:
+        """What was computed from the weights, after they have changed."""
+        self.__dict__.pop("dense", None)
+
     @cached_property
     def catalogue(self) -> Catalogue:
         return Catalogue(self.sids.digits, self.sids.codebook_sizes).to(self.device)
@@ -451,7 +455,7 @@ class Task:
         if self.generative:
             found["generative_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items
         if self.model.network.dense:
-            self.model.__dict__.pop("dense", None)  # the vectors of another moment
+            self.model.forget()
             quick = replace(quick, retrieval="dense")
             found["dense_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items
         result = {

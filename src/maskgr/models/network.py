@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,8 @@ class Network(nn.Module):
 
     text: Tensor  # (items, any) embeddings of the catalogue
     text_mean: Tensor
-    text_scale: Tensor
+    text_basis: Tensor
+    entering: Tensor | None
 
     def __init__(
         self,
@@ -71,14 +73,19 @@ class Network(nn.Module):
             if config.text_input or config.table != "off":
                 raise RequestError("the dense settings need the items' text embeddings")
             text = torch.empty(0, 0)
-        self.register_buffer("text", text.float(), persistent=False)
-        self._text_width = text.shape[1] if config.text_input else 0
+        text = text.float()
+        self.register_buffer("text", text, persistent=False)
+        self.register_buffer("entering", None, persistent=False)
+        self._text_width = min(text.shape[1], self.config.width) if config.text_input else 0
         if self._text_width:
-            # What all texts have in common says nothing; the rest gets unit variance.
-            mean = text.float().mean(0)
-            scale = (text.float() - mean).square().mean().sqrt().clamp(min=1e-9)
+            # What all texts have in common says nothing; of the rest as much as a state can hold
+            # enters, its principal components, at unit variance.
+            mean = text.mean(0)
+            spread = torch.linalg.eigh((text - mean).T @ (text - mean) / len(text))
+            basis = spread.eigenvectors.flip(1)[:, : self._text_width]
+            scale = spread.eigenvalues.flip(0)[: self._text_width].clamp(min=0).mean().sqrt()
             self.register_buffer("text_mean", mean)
-            self.register_buffer("text_scale", scale)
+            self.register_buffer("text_basis", basis / scale.clamp(min=1e-9))
             if not self.pooled:
                 self.text_maps = nn.Linear(self._text_width, self.digits * self.config.width)
                 nn.init.normal_(self.text_maps.weight, std=self._text_width**-0.5)
@@ -144,9 +151,10 @@ class Network(nn.Module):
         return self.head.targets(self.item_vectors(digits, numbers))
 
     def _text_of(self, numbers: Tensor) -> Tensor:
-        """(items, text) embeddings, centred, of unit variance."""
-        rows = self.text.index_select(0, numbers)
-        return (rows - self.text_mean) / self.text_scale
+        """(items, text) what enters of the texts."""
+        if self.entering is None:
+            self.entering = (self.text - self.text_mean) @ self.text_basis  # (all items, text)
+        return self.entering.index_select(0, numbers)
 
     def embed_history(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
         """(items × unit, width) items as the history has them: wholly visible, text included."""
@@ -156,6 +164,10 @@ class Network(nn.Module):
         if self._text_width and numbers is not None:
             embedded = embedded + self.text_maps(self._text_of(numbers)).view_as(embedded)
         return embedded
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        self.entering = None  # another basis is loaded, perhaps
+        return super().load_state_dict(*arguments, **options)
 
     def draw_noise(
         self, layout: Layout, config: ObjectiveConfig, generator: torch.Generator

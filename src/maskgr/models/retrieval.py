@@ -37,7 +37,7 @@ class Asked:
     excluded: Sequences | None  # what each must not get
 
 
-class Pooled(NamedTuple):
+class Pool(NamedTuple):
     """Candidates of each user with both of their log-probabilities; -1 and -inf fill up."""
 
     items: npt.NDArray[np.int32]  # (users, width)
@@ -143,7 +143,7 @@ def pool(
     width: int,
     seed: int,
     digits: Tensor,
-) -> Pooled:
+) -> Pool:
     """What the search and the dense head each find, `width` at least of both, with both scores."""
     beams = generative(decoder, asked, how, width, seed)
     found = beams.items.int().cpu().numpy()
@@ -163,7 +163,7 @@ def pool(
         generator=torch.Generator().manual_seed(seed),
     )
     both = np.concatenate([beams.scores.cpu().numpy(), missing.cpu().numpy()], axis=1)
-    return Pooled(items, scores.astype(np.float32), both)
+    return Pool(items, scores.astype(np.float32), both)
 
 
 def _best(

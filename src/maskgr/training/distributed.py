@@ -43,7 +43,10 @@ class World:
         if self.size == 1:
             return module
         devices = [self.device] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(module, device_ids=devices)
+        # Buffers are data that every process has: sending them anew each step would cost more.
+        return nn.parallel.DistributedDataParallel(
+            module, device_ids=devices, broadcast_buffers=False
+        )
 
     def total(self, value: Tensor) -> Tensor:
         """The sum of every process's `value`."""

@@ -235,8 +235,9 @@ class Trainer:
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"average.{name}": value for name, value in self.average.items()}
+        state = self.task.network.state_dict()
+        tensors |= {f"network.{name}": value for name, value in state.items()}
         for name, parameter in self.task.network.named_parameters():
-            tensors[f"network.{name}"] = parameter.detach()
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
         return tensors
@@ -246,11 +247,13 @@ class Trainer:
         found = load_checkpoint(self.run)
         if found is None:
             return False
-        parameters = dict(self.task.network.named_parameters())
+        network = self.task.network
         try:
+            network.load_state_dict(
+                {name: found.tensors[f"network.{name}"] for name in network.state_dict()}
+            )
             with torch.no_grad():
-                for name, parameter in parameters.items():
-                    parameter.copy_(found.tensors[f"network.{name}"])
+                for name, parameter in network.named_parameters():
                     self.average[name].copy_(found.tensors[f"average.{name}"])
                     self.optimizer.state[parameter] = {
                         key: found.tensors[f"optimizer.{key}.{name}"].clone()
