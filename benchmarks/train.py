@@ -106,13 +106,13 @@ class Ours:
         self.optimizer.step()
 
 
-def worker(rank: int, size: int, port: int, preset: str, digits: Tensor, pipe: Any) -> None:
+def worker(rank: int, size: int, port: int, preset: str, digits: Any, pipe: Any) -> None:
     """A process that does its share of each batch it is sent."""
     torch.set_num_threads(1)
     keep_freed_memory()
     torch.manual_seed(0)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
-    ours = Ours(preset, digits, world=World(rank, size, torch.device("cpu")))
+    ours = Ours(preset, torch.from_numpy(digits), world=World(rank, size, torch.device("cpu")))
     while (batch := pipe.recv()) is not None:
         ours.step(batch)
         pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
@@ -129,8 +129,9 @@ class Together:
             port = free.getsockname()[1]
         pairs = [context.Pipe() for _ in range(size)]
         self.pipes = [own for own, _ in pairs]
+        array = digits.numpy().copy()  # sending a tensor would move it under the feet of others
         self.processes = [
-            context.Process(target=worker, args=(rank, size, port, preset, digits, other))
+            context.Process(target=worker, args=(rank, size, port, preset, array, other))
             for rank, (_, other) in enumerate(pairs)
         ]
         for process in self.processes:

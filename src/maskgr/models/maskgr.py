@@ -53,7 +53,8 @@ from maskgr.training.picture import draw
 
 RANK_TOKENS = 65_536  # of the histories that are encoded at once
 # A batch goes through the network in pieces whose intermediate results stay near the CPU: faster
-# than all at once, and a fraction of the memory.
+# than all at once, and a fraction of the memory. With a dense head a batch stays whole: each piece
+# would compute the whole catalogue's vectors again.
 PIECE_TOKENS = 2048
 NETWORK, ABOUT = "network.safetensors", "retrieval.json"
 FIRST = "item-vectors"  # where a run keeps the training of the dense head alone
@@ -391,7 +392,8 @@ class Task:
         generator = torch.Generator().manual_seed(seed)
         noise = self.model.network.draw_noise(layout, self.model.config.objective, generator)
         share = np.arange(self.world.rank, len(batch), self.world.size)
-        limit = PIECE_TOKENS if self.model.device.type == "cpu" else len(layout.sequences)
+        small = self.model.device.type == "cpu" and not self.model.network.dense
+        limit = PIECE_TOKENS if small else len(layout.sequences)
         filled = np.cumsum(batch.lengths[share] * digits) // limit
         parts = np.split(share, np.flatnonzero(np.diff(filled)) + 1)
         drawn = self.sampler.draw(generator) if self.sampler else None

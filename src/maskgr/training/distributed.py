@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,10 +44,12 @@ class World:
         if self.size == 1:
             return module
         devices = [self.device] if self.device.type == "cuda" else None
-        # Buffers are data that every process has: sending them anew each step would cost more.
-        return nn.parallel.DistributedDataParallel(
-            module, device_ids=devices, broadcast_buffers=False
-        )
+        # Buffers are data that every process has: sending them at each step would cost more than
+        # the gradients. (Newer torch has another word for it, older torch only this one.)
+        with warnings.catch_warnings(category=FutureWarning, action="ignore"):
+            return nn.parallel.DistributedDataParallel(
+                module, device_ids=devices, broadcast_buffers=False
+            )
 
     def total(self, value: Tensor) -> Tensor:
         """The sum of every process's `value`."""
