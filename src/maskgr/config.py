@@ -178,6 +178,9 @@ class ObjectiveConfig:
     attention, of items that are masked whole."""
     catalogue_aware: bool = False
     """A digit's probabilities run over the codes that some item with the revealed digits has."""
+    distil: float = 0.0
+    """Share of a digit's target that is what the dense head expects, instead of the digit that
+    came (causal attention, and a dense head that is trained on the whole catalogue)."""
 
 
 @dataclass(frozen=True)
@@ -291,7 +294,7 @@ PRESETS = {
         unique="reassign",
         collaborative=0.35,
         network=NetworkConfig(
-            layers=2, history_layers=2, dropout=0.2, attention="causal", history="pooled"
+            layers=2, history_layers=2, dropout=0.3, attention="causal", history="pooled"
         ),
         dense=DenseConfig(
             text_input=True, table="learned", hidden=0, rank=0, temperature=0.0, repeat_bias=True

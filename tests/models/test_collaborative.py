@@ -14,7 +14,7 @@ from maskgr.config import DenseConfig, NetworkConfig, SyntheticConfig, TrainConf
 from maskgr.data.open import fetch
 from maskgr.diffusion.layout import Layout
 from maskgr.errors import RequestError
-from maskgr.models.collaborative import carry_over, fit_tokens
+from maskgr.models.collaborative import carry_over, fit_tokens, score_space
 from maskgr.models.maskgr import FIRST, MaskGR
 from maskgr.models.network import Network
 from maskgr.training.log import read_log
@@ -58,6 +58,16 @@ def test_tokens_are_the_parts_that_vectors_are_made_of() -> None:
     tokens = fit_tokens(vectors, digits, (4, 3, 2))
     found = tokens[digits[:, 0]] + tokens[4 + digits[:, 1]] + tokens[7 + digits[:, 2]]
     assert found == pytest.approx(vectors, abs=1e-3)
+
+
+def test_distances_in_score_space_are_differences_of_scores() -> None:
+    rng = np.random.default_rng(0)
+    vectors, queries = rng.standard_normal((7, 5)), rng.standard_normal((30, 5))
+    queries[:, 2] = 0  # nobody asks for that
+    found = score_space(vectors, queries)
+    for one, two in product(range(7), repeat=2):
+        scores = queries @ (vectors[one] - vectors[two])
+        assert ((found[one] - found[two]) ** 2).sum() == pytest.approx((scores**2).mean(), abs=1e-5)
 
 
 @pytest.fixture(scope="module")

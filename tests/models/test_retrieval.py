@@ -92,8 +92,8 @@ def dense_log_probs(rec: Recommender, asked: Sequences) -> torch.Tensor:
             states = net.denoise(digits[whole], masked, layout, masked.nonzero()[:, 0], whole)
             assert states.queries is not None
             scores = states.queries[-1] @ net.table(digits).T
-            if net.head.repeat is not None:
-                scores[numbers.unique()] += net.head.repeat
+            if net.head.repeat_bias is not None:
+                scores[numbers.unique()] += net.head.repeat_bias
         rows.append(scores.log_softmax(0))
     return torch.stack(rows)
 
@@ -126,13 +126,14 @@ def test_fused_is_the_weighted_sum_over_what_either_finds(
 ) -> None:
     asked = histories(shop)
     dense = dense_log_probs(trained, asked).numpy()
-    every, log_probs = rank(trained, asked, ITEMS, "generative", beams=ITEMS)
+    model = trained.model
+    assert isinstance(model, MaskGR)
+    plain = replace(trained, model=replace(model, repeat=0.0))
+    every, log_probs = rank(plain, asked, ITEMS, "generative", beams=ITEMS)
     generative = np.empty_like(dense)
     np.put_along_axis(generative, every.astype(np.int64), log_probs, axis=1)
     beams, _ = rank(trained, asked, 6, "generative", beams=6)
     near, _ = rank(trained, asked, 6, "dense")
-    model = trained.model
-    assert isinstance(model, MaskGR)
     weight = model.fusion
     try:
         for model.fusion in (0.0, 0.7):
@@ -145,6 +146,22 @@ def test_fused_is_the_weighted_sum_over_what_either_finds(
                 assert set(items[user].tolist()) <= pool
     finally:
         model.fusion = weight
+
+
+def test_the_repeat_bias_of_beams(shop: Dataset, trained: Recommender) -> None:
+    model = trained.model
+    assert isinstance(model, MaskGR)
+    asked = histories(shop)
+    (plain_items, plain), (items, scores) = (
+        rank(replace(trained, model=replace(model, repeat=repeat)), asked, ITEMS, "generative")
+        for repeat in (0.0, -3.0)
+    )
+    for user, history in enumerate(asked.last(trained.config.history_limit)):
+        by_hand = plain[user] - 3 * np.isin(plain_items[user], history)
+        assert scores[user] == pytest.approx(np.sort(by_hand)[::-1], abs=1e-5)
+        assert dict(zip(items[user], scores[user], strict=True)) == pytest.approx(
+            dict(zip(plain_items[user], by_hand, strict=True)), abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -53,6 +53,19 @@ class AllowedCodes(Protocol):
         ...
 
 
+class Teacher(Protocol):
+    """Somebody who knows more about a digit than what came (see `maskgr.models.distillation`)."""
+
+    @property
+    def share(self) -> float:
+        """Of the target."""
+        ...
+
+    def expect(self, states: States, digits: Tensor, revealed: Tensor) -> list[Tensor]:
+        """For each level, (items, codes) probabilities given the digits (items, m) `revealed`."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Loss:
     """Kept as a sum and a count, so that parts of a batch, on one machine or on many, add up."""
@@ -83,13 +96,15 @@ def negative_elbo(
     noise: Noise,
     catalogue: AllowedCodes | None = None,
     numbers: Tensor | None = None,
+    teacher: Teacher | None = None,
 ) -> tuple[Loss, States]:
     """Sum over masked tokens of -log p(token | masked sequence) / noise level (equation 3), and
     the states that it was computed from.
 
     `digits`: (items, digits) of all sequences, in the layout's order, and `numbers` (items,) in
     the catalogue, for a network that asks for more than digits. With a `catalogue` a digit's
-    probabilities run only over codes that some item with the revealed digits has.
+    probabilities run only over codes that some item with the revealed digits has. A `teacher` has
+    other codes count, too: then it is no bound.
     """
     rows, counts = masked_rows(noise.masked, network.digits)
     states = network.denoise(digits, noise.masked, layout, rows, numbers)
@@ -97,12 +112,18 @@ def negative_elbo(
     parts = zip(
         torch.split(states.digits, counts), torch.split(rows // network.digits, counts), strict=True
     )
+    expected = teacher.expect(states, digits, revealed) if teacher else None
     scores = []
     for level, (hidden, items) in enumerate(parts):
         true = digits[items]  # (rows of the level, digits)
         allowed = catalogue.allowed(level, true, revealed[items]) if catalogue else None
         log_probs = network.log_probs(hidden, level, allowed)  # (rows of the level, codes)
-        scores.append(log_probs.gather(1, true[:, level, None].long()).squeeze(1))
+        score = log_probs.gather(1, true[:, level, None].long()).squeeze(1)
+        if teacher and expected:
+            wanted = expected[level].index_select(0, items)  # (rows of the level, codes)
+            taught = (wanted * log_probs.masked_fill(wanted == 0, 0.0)).sum(1)
+            score = torch.lerp(score, taught, teacher.share)
+        scores.append(score)
     weights = 1 / noise.levels[rows]
     return Loss(-(weights * torch.cat(scores)).sum(), noise.tokens), states
 

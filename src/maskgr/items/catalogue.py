@@ -95,6 +95,11 @@ class Catalogue:
         return len(self.codebook_sizes)
 
     @property
+    def digits(self) -> Tensor:
+        """(m, items), those that `restrict` left out included."""
+        return self._digits
+
+    @property
     def device(self) -> torch.device:
         return self._digits.device
 

@@ -1,8 +1,9 @@
 """Collaborative semantic IDs: of what users did, not of text alone.
 
 First the dense head is trained by itself, with the IDs made from text. The item vectors that it
-learned are quantised into new IDs, and the network goes on with these: what it knows of histories
-and items stays, and the tokens start as the parts that item vectors are made of.
+learned are quantised into new IDs, by what tells the items' scores apart, and the network goes on
+with these: what it knows of histories and items stays, and the tokens start as the parts that item
+vectors are made of.
 """
 
 from __future__ import annotations
@@ -31,6 +32,18 @@ def check_collaborative(config: TrainConfig) -> None:
             "collaborative semantic IDs are made of what a dense head learned; set "
             "network.attention=causal and dense.table=learned, or collaborative=0"
         )
+
+
+def score_space(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """(items, width) `vectors` stretched along what the `queries` (any, width) ask for, such that a
+    squared distance is the mean squared difference of two items' scores.
+
+    Much of what vectors say no query ever asks about; digits are not to be spent on it.
+    """
+    asked = queries.astype(np.float64)
+    values, directions = np.linalg.eigh(asked.T @ asked / len(asked))
+    stretched = vectors @ (directions * np.sqrt(values.clip(min=0)))
+    return np.ascontiguousarray(stretched, dtype=np.float32)
 
 
 @torch.no_grad()

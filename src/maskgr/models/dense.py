@@ -86,6 +86,16 @@ class DenseHead(nn.Module):
         start = math.log(config.temperature or outputs**0.5)
         self.temperature = nn.Parameter(torch.tensor(start)) if config.learn_temperature else start
         self.repeat = nn.Parameter(torch.zeros(())) if config.repeat_bias else None
+        self._repeat_scale = outputs**0.5
+
+    @property
+    def repeat_bias(self) -> Tensor | None:
+        """() what the scores of the history's items get beside the product.
+
+        The parameter is scaled up: a step of the optimiser moves a product by all entries of two
+        vectors, and this by one number, which has far to go where nobody takes an item twice.
+        """
+        return None if self.repeat is None else self.repeat * self._repeat_scale
 
     @property
     def outputs(self) -> int:

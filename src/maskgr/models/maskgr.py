@@ -22,7 +22,7 @@ from maskgr.artefact import is_artefact, write_file
 from maskgr.config import DecodingConfig, LoopConfig, TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Split
+from maskgr.data.splits import Holdout, Split
 from maskgr.devices import pick_device
 from maskgr.diffusion.decoding import Decoder, Ranking, Search
 from maskgr.diffusion.layout import Layout
@@ -34,7 +34,8 @@ from maskgr.evaluation.metrics import recall
 from maskgr.items.catalogue import Catalogue
 from maskgr.items.semantic_ids import SemanticIds
 from maskgr.models import retrieval
-from maskgr.models.collaborative import carry_over, check_collaborative
+from maskgr.models.collaborative import carry_over, check_collaborative, score_space
+from maskgr.models.distillation import DenseTeacher, check_distillation
 from maskgr.models.history import Cache, Histories
 from maskgr.models.network import Network, flops_per_token
 from maskgr.models.registry import Ranked, Workspace
@@ -57,6 +58,7 @@ RANK_TOKENS = 65_536  # of the histories that are encoded at once
 # would compute the whole catalogue's vectors again.
 PIECE_TOKENS = 2048
 NETWORK, ABOUT = "network.safetensors", "retrieval.json"
+ASKING = 4096  # users whose queries say what of the items' vectors matters
 FIRST = "item-vectors"  # where a run keeps the training of the dense head alone
 
 
@@ -69,11 +71,13 @@ class MaskGR:
     sids: SemanticIds
     config: TrainConfig
     fusion: float = 0.0  # weight of the generative log-probability in `fused` retrieval
+    repeat: float = 0.0  # what that of an item that the user has gets beside, in `generative`
     trained: int = 0  # items when it was trained; those behind them were added; 0: all
 
     @classmethod
     def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
         check_collaborative(config)
+        check_distillation(config)
         with world(config.loop.device) as here:
             sids = _semantic_ids(data, config, work, here)
             torch.manual_seed(config.seed)
@@ -109,8 +113,7 @@ class MaskGR:
             _run(Task(self, split, here, generative=False), loop, work, folder, "item vectors")
             if here.writes:
                 _draw(folder)
-                with torch.no_grad():
-                    vectors = self.network.eval().table(self._digits).cpu().numpy()
+                vectors = self._item_vectors(split)
                 self.sids.remade(vectors, self.config.quantizer, progress=work.progress).save(made)
             here.wait()
         sids = SemanticIds.load(made)
@@ -120,18 +123,54 @@ class MaskGR:
         carry_over(self.network, self._digits, network, model._digits)
         return model
 
+    @torch.no_grad()
+    def _item_vectors(self, split: Split) -> npt.NDArray[np.float32]:
+        """(items, width) what the dense head learned of the items, as its scores see it."""
+        network = self.network.eval()
+        rng = np.random.default_rng(self.config.seed)
+        users = rng.permutation(np.flatnonzero(split.train.lengths))[:ASKING]
+        histories = split.train.select(users).last(self.config.history_limit + 1)
+        queries = []
+        for rows in _portions(histories, network.digits):
+            numbers, layout = self._batch(by_length(histories.select(rows)))
+            queries.append(network.predict(self._digits[numbers], layout, numbers).cpu())
+        return score_space(network.table(self._digits).cpu().numpy(), torch.cat(queries).numpy())
+
+    def _batch(self, sequences: Sequences) -> tuple[Tensor, Layout]:
+        """(items,) the numbers of sequences, shortest first, and the layout of their digits."""
+        lengths = (sequences.lengths * self.network.digits).tolist()
+        numbers = torch.from_numpy(sequences.values).to(self.device).long()
+        return numbers, Layout.of(lengths, self.device)
+
     def fuse(self, split: Split) -> None:
-        """Chooses the weight of `fused` retrieval: the best recall@10 on validation users, asked
-        as `recommend` will be (without what they had, where nobody takes an item twice)."""
+        """Chooses by recall@10 on validation users what the digits and the dense head tell each
+        other: the weight of `fused` retrieval, and whether its repeat bias holds for beams, too."""
         sample = split.validation.sample(self.config.loop.validation_users, self.config.seed)
+        self.forget()
+        self._choose_repeat(sample)
+        self._choose_fusion(sample, None if split.train.repeats().any() else sample.histories)
+
+    def _choose_repeat(self, sample: Holdout) -> None:
+        recent = sample.histories.last(self.config.history_limit)
+        allowed = np.ones(len(self.sids.digits), dtype=bool)
+        decoding = replace(self.config.decoding, retrieval="generative")
+        best = -1.0
+        for repeat in (0.0, self.dense.repeat):
+            told = replace(self, repeat=repeat)
+            ranked = told.rank(recent, min(10, len(allowed)), allowed, None, decoding)
+            share = float(recall(ranked.items, sample.targets, 10).mean())
+            if share > best:
+                best, self.repeat = share, repeat
+
+    def _choose_fusion(self, sample: Holdout, excluded: Sequences | None) -> None:
+        """Users are asked as `recommend` will ask (without what they had, where nobody takes an
+        item twice)."""
         histories = sample.histories.last(self.config.history_limit)
         allowed = np.ones(len(self.sids.digits), dtype=bool)
-        excluded = None if split.train.repeats().any() else sample.histories
         decoding = self.config.decoding
         decoder, how = self._decoder(allowed, decoding.constrained), self._how(decoding)
         width, top = max(10, how.beams), min(10, len(allowed))
         hits = np.zeros(len(retrieval.WEIGHTS))
-        self.forget()
         for rows, asked in self._asked(histories, allowed, excluded, decoding):
             both = retrieval.pool(
                 self.dense, decoder, asked, how, min(width, len(allowed)), 0, self._digits
@@ -168,7 +207,7 @@ class MaskGR:
         how, seed = self._how(decoding), decoding.seed
         for rows, asked in self._asked(histories, allowed, excluded, decoding):
             if kind == "generative":
-                found = retrieval.generative(decoder, asked, how, top, seed)
+                found = retrieval.generative(decoder, asked, how, top, seed, self.repeat)
                 items, values = found.items.cpu().numpy(), found.scores.cpu().numpy()
                 invalid += found.invalid_share * len(rows) / len(histories)
             elif kind == "dense":
@@ -332,13 +371,14 @@ class MaskGR:
             sids,
             self.config,
             self.fusion,
+            self.repeat,
             self.trained or len(self.sids.digits),
         )
 
     def save(self, folder: Path) -> None:
         save_file(_tensors(self.network), folder / NETWORK)
         self.sids.save(folder / "sids")
-        about = {"fusion": self.fusion, "trained": self.trained}
+        about = {"fusion": self.fusion, "repeat": self.repeat, "trained": self.trained}
         (folder / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     @classmethod
@@ -348,11 +388,12 @@ class MaskGR:
         _load(network, folder / NETWORK)
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-            fusion, trained = float(about["fusion"]), int(about["trained"])
+            fusion, repeat = float(about["fusion"]), float(about["repeat"])
+            trained = int(about["trained"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtefactError(f"{folder / ABOUT} is damaged ({error}); train again") from error
         network = network.to(pick_device(config.loop.device)).eval()
-        return cls(network, sids, config, fusion, trained)
+        return cls(network, sids, config, fusion, repeat, trained)
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,32 +456,54 @@ class Task:
                 # DistributedDataParallel wants a gradient for what only the digits use, too.
                 idle = (network.bias, *network.encoder.norm.parameters())
                 zero = 0 * torch.stack([parameter.sum() for parameter in idle]).sum()
-                return zero + self._dense_loss(piece, states, numbers)
-            loss, states = negative_elbo(network, digits, layout, noise, self.catalogue, numbers)
-            return loss.total + self._dense_loss(piece, states, numbers)
+                return zero + self._dense_loss(piece, states, numbers, self._everything(piece))
+            everything = self._everything(piece)
+            share, teacher = self.model.config.objective.distil, None
+            if share and everything is not None:
+                teacher = DenseTeacher(share, *everything, self.model.catalogue)
+            loss, states = negative_elbo(
+                network, digits, layout, noise, self.catalogue, numbers, teacher
+            )
+            return loss.total + self._dense_loss(piece, states, numbers, everything)
 
-    def _dense_loss(self, piece: Piece, states: States, numbers: Tensor) -> Tensor | float:
+    def _everything(self, piece: Piece) -> tuple[Tensor, Bonus | None] | None:
+        """What the dense head chooses from: the catalogue's vectors (items, width), and what the
+        scores of items get that came before in a sequence; nothing if some stand for all."""
+        network = self.model.network
+        if not network.dense or piece.negatives is not None:
+            return None
+        bonus, repeat = None, network.head.repeat_bias
+        if repeat is not None:
+            rows, items = _had_before(piece.batch, self.model.device)
+            bonus = Bonus(rows, items, repeat.expand(len(rows)))
+        return network.table(self.digits), bonus
+
+    def _dense_loss(
+        self,
+        piece: Piece,
+        states: States,
+        numbers: Tensor,
+        everything: tuple[Tensor, Bonus | None] | None,
+    ) -> Tensor | float:
         """The summed cross-entropy of the predicted items among all of the catalogue, or among
         those drawn to stand for it."""
         network, weight = self.model.network, self.model.config.dense.weight
         if states.queries is None or states.predicted is None:
             return 0.0
         targets = numbers[states.predicted]
-        if piece.negatives is not None and self.sampler is not None:
-            drawn = piece.negatives.to(numbers.device)
-            return weight * sampled_cross_entropy(
-                states.queries,
-                network.table(self.digits[targets], targets),
-                network.table(self.digits[drawn], drawn),
-                log_q_negatives=self.sampler.log_q(drawn),
-                hits=targets[:, None] == drawn,
-            )
-        bonus = None
-        if network.head.repeat is not None:
-            rows, items = _had_before(piece.batch, numbers.device)
-            bonus = Bonus(rows, items, network.head.repeat.expand(len(rows)))
-        table = network.table(self.digits)
-        return weight * catalogue_cross_entropy(states.queries, table, targets, bonus=bonus)
+        if everything is not None:
+            table, bonus = everything
+            return weight * catalogue_cross_entropy(states.queries, table, targets, bonus=bonus)
+        assert piece.negatives is not None
+        assert self.sampler is not None
+        drawn = piece.negatives.to(numbers.device)
+        return weight * sampled_cross_entropy(
+            states.queries,
+            network.table(self.digits[targets], targets),
+            network.table(self.digits[drawn], drawn),
+            log_q_negatives=self.sampler.log_q(drawn),
+            hits=targets[:, None] == drawn,
+        )
 
     def tokens(self, batch: Sequences) -> int:
         return len(batch.values) * self.model.network.digits
@@ -453,11 +516,11 @@ class Task:
         # One step scores every item exactly: quick, and it tells better networks from worse.
         quick = DecodingConfig(steps=1, retrieval="generative")
         top = min(10, len(allowed))
+        self.model.forget()
         found = {}
         if self.generative:
             found["generative_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items
         if self.model.network.dense:
-            self.model.forget()
             quick = replace(quick, retrieval="dense")
             found["dense_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items
         result = {
@@ -484,10 +547,8 @@ class Task:
         joined = Sequences.of([np.concatenate(pair) for pair in pairs])
         joined = by_length(joined.last(self.model.config.history_limit + 1))
         for part in _portions(joined, self.model.network.digits):
-            portion = by_length(joined.select(part))
-            lengths = (portion.lengths * self.model.network.digits).tolist()
-            numbers = torch.from_numpy(portion.values).to(self.model.device).long()
-            yield self.digits[numbers], numbers, Layout.of(lengths, self.model.device)
+            numbers, layout = self.model._batch(by_length(joined.select(part)))
+            yield self.digits[numbers], numbers, layout
 
     def keep(self, run: Path) -> None:
         with write_file(run / f"best.{NETWORK}") as draft:

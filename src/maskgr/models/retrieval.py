@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +78,7 @@ class Dense:
             allowed=None if asked.allowed.all() else asked.allowed,
             excluded=asked.excluded,
             seen=asked.seen,
-            bonus=self._repeat,
+            bonus=self.repeat,
         )
         return items, scores - self._normaliser(asked, queries)[:, None]
 
@@ -86,37 +86,50 @@ class Dense:
         """(users, width) log-probabilities of given `items` (users, width)."""
         queries = asked.own.queries()
         scores = self.nearest.scores(queries.cpu().numpy(), items)
-        if self._repeat:
-            for row, own in enumerate(asked.seen):
-                scores[row] += self._repeat * np.isin(items[row], own)
+        if self.repeat:
+            scores += self.repeat * taken(asked, torch.from_numpy(items)).numpy()
         return scores - self._normaliser(asked, queries)[:, None]
 
     @property
-    def _repeat(self) -> float:
-        return 0.0 if self.network.head.repeat is None else float(self.network.head.repeat.detach())
+    def repeat(self) -> float:
+        """What the scores of a user's own items get beside the product."""
+        bias = self.network.head.repeat_bias
+        return 0.0 if bias is None else float(bias.detach())
 
     def _normaliser(self, asked: Asked, queries: Tensor) -> npt.NDArray[np.float32]:
         bonus = None
-        if self._repeat:
+        if self.repeat:
             once = asked.seen.keep(~asked.seen.repeats())
             rows = torch.from_numpy(once.owners).to(queries.device)
             items = torch.from_numpy(once.values).long().to(queries.device)
-            bonus = Bonus(rows, items, torch.full(rows.shape, self._repeat, device=rows.device))
+            bonus = Bonus(rows, items, torch.full(rows.shape, self.repeat, device=rows.device))
         found: npt.NDArray[np.float32] = (
             log_normaliser(queries, self.table, bonus=bonus).cpu().numpy()
         )
         return found
 
 
-def generative(decoder: Decoder, asked: Asked, how: Search, top: int, seed: int) -> Ranking:
-    """The next items by unmasking their digits."""
-    return decoder.next_items(
+def generative(
+    decoder: Decoder, asked: Asked, how: Search, top: int, seed: int, repeat: float = 0.0
+) -> Ranking:
+    """The next items by unmasking their digits.
+
+    `repeat`: what the scores of the beams that a user has get beside. Digits are shared by many
+    items, and cannot well say of single ones that they do not come again.
+    """
+    biased = bool(repeat) and asked.excluded is None
+    found = decoder.next_items(
         asked.own,
-        min(top, int(asked.allowed.sum())),
+        min(max(top, how.beams) if biased else top, int(asked.allowed.sum())),
         how,
         excluded=exclusions(decoder, asked),
         generator=torch.Generator().manual_seed(seed),
     )
+    if not biased:
+        return found
+    scores = found.scores + repeat * taken(asked, found.items)
+    scores, order = scores.sort(dim=1, descending=True, stable=True)
+    return replace(found, items=found.items.gather(1, order)[:, :top], scores=scores[:, :top])
 
 
 def exclusions(decoder: Decoder, asked: Asked) -> Exclusions | None:
@@ -178,6 +191,12 @@ def _best(
         best = np.pad(best, ((0, 0), (0, missing)), constant_values=-1)
         values = np.pad(values, ((0, 0), (0, missing)), constant_values=-np.inf)
     return best.astype(np.int32), values
+
+
+def taken(asked: Asked, items: Tensor) -> Tensor:
+    """(users, width) which of `items` (users, width) a user has."""
+    own = padded(asked.seen, items.device)  # (users, longest)
+    return (items[:, :, None] == own[:, None, :]).any(2) & (items >= 0)
 
 
 def padded(sequences: Sequences, device: torch.device) -> Tensor:
