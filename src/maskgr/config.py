@@ -289,7 +289,8 @@ PRESETS = {
     ),
     # A laptop, over lunch. Every item is predicted from the clean history before it, which is what
     # inference meets; no capacity goes into learning which tuples exist; a dense head is trained
-    # along, by itself first, and semantic IDs are made of what it learned of the items.
+    # along, by itself first; semantic IDs are made of what it learned of the items, and it teaches
+    # the digits what else might have come.
     "cpu": TrainConfig(
         unique="reassign",
         collaborative=0.35,
@@ -299,7 +300,7 @@ PRESETS = {
         dense=DenseConfig(
             text_input=True, table="learned", hidden=0, rank=0, temperature=0.0, repeat_bias=True
         ),
-        objective=ObjectiveConfig(catalogue_aware=True),
+        objective=ObjectiveConfig(catalogue_aware=True, distil=0.8),
         loop=LoopConfig(minutes=90, token_budget=6400, learning_rate=2e-3),
     ),
     # As published: Section 4.1 and the appendix. Its batch of 8,192 histories is 17 budgets.

@@ -82,7 +82,11 @@ class DenseHead(nn.Module):
                 linear(config.hidden, outputs, config.rank),
             )
         else:
-            self.maps = nn.Sequential(linear(inputs, outputs, config.rank))
+            plain = linear(inputs, outputs, config.rank)
+            if isinstance(plain, nn.Linear) and inputs == outputs:
+                # Before anything is learned, a history asks for what is like its last item.
+                nn.init.eye_(plain.weight)
+            self.maps = nn.Sequential(plain)
         start = math.log(config.temperature or outputs**0.5)
         self.temperature = nn.Parameter(torch.tensor(start)) if config.learn_temperature else start
         self.repeat = nn.Parameter(torch.zeros(())) if config.repeat_bias else None

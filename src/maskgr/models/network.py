@@ -55,6 +55,10 @@ class Network(nn.Module):
         self.encoder = Encoder(config)
         nn.init.normal_(self.tokens.weight, std=width**-0.5)
         self._add_text(text)
+        if self.pooled and self._text_width:
+            # An item is first of all its text, which says what it is like, as random digits do not.
+            with torch.no_grad():
+                self.tokens.weight[: self.mask_token] *= 0.3
         if self.causal:
             self.start = nn.Parameter(torch.randn(1, width))
         learned = self.dense_config.table == "learned"

@@ -182,15 +182,15 @@ class Encoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Maps keep the scale of what they get; the branches of all blocks together add as much
-        as comes in, whatever the depth."""
+        """Maps keep the scale of what they get; the branches of all blocks together add a tenth
+        of what comes in, whatever the depth: a state starts as what its token is."""
         depth = len(self.history_blocks) + len(self.blocks)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.ndim == 2:
                 branch = name.endswith(("out.weight", "down.weight"))
-                scale = (2 * depth) ** -0.5 if branch else 1.0
+                scale = 0.1 * (2 * depth) ** -0.5 if branch else 1.0
                 nn.init.normal_(parameter, std=scale * parameter.shape[1] ** -0.5)
 
     def history(self, x: Tensor, layout: Layout, masks: Sequence[Tensor | None]) -> Tensor:
