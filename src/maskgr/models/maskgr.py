@@ -147,7 +147,8 @@ class MaskGR:
         other: the weight of `fused` retrieval, and whether its repeat bias holds for beams, too."""
         sample = split.validation.sample(self.config.loop.validation_users, self.config.seed)
         self.forget()
-        self._choose_repeat(sample)
+        if self.dense.repeat:
+            self._choose_repeat(sample)
         self._choose_fusion(sample, None if split.train.repeats().any() else sample.histories)
 
     def _choose_repeat(self, sample: Holdout) -> None:
