@@ -38,8 +38,9 @@ from maskgr.data.open import open_dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split, leave_out
 from maskgr.devices import keep_freed_memory
-from maskgr.models.maskgr import MaskGR, Task, build_network
+from maskgr.models.maskgr import MaskGR, build_network
 from maskgr.models.network import flops_per_token
+from maskgr.models.task import Task
 from maskgr.optimizer import build_optimizer, clip_gradients
 from maskgr.training.batches import Batches, Place
 from maskgr.training.distributed import MOST, World

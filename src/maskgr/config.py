@@ -159,6 +159,9 @@ class DenseConfig:
     """Of the dense loss beside the digits'."""
     repeat_bias: bool = False
     """Learn how much less, or more, likely the items of a history are to come again."""
+    followers: int = 0
+    """Items remembered with each item because they came soon after it, at most; those that followed
+    a history's last items score higher, by a weight chosen on validation. 0 remembers none."""
     index: Literal["exact", "hnsw"] = "exact"
     """How the nearest items are searched; hnsw is approximate, for catalogues over a million."""
 
@@ -223,7 +226,7 @@ class DecodingConfig:
 
     retrieval: Literal["auto", "generative", "dense", "unified", "fused"] = "auto"
     """By unmasking its digits, by the dense head, by the dense head among the beams, by the sum of
-    both scores; auto is fused where there is a dense head."""
+    both scores; auto is fused, or the one of the two that there is or that has all the weight."""
     order: Literal["greedy", "left-to-right", "random"] = "greedy"
     """Which digits come first: the surest (paper), from the left, any."""
     steps: int = 0
@@ -290,18 +293,25 @@ PRESETS = {
     # A laptop, over lunch. Every item is predicted from the clean history before it, which is what
     # inference meets; no capacity goes into learning which tuples exist; a dense head is trained
     # along, by itself first; semantic IDs are made of what it learned of the items, and it teaches
-    # the digits what else might have come.
+    # the digits what else might have come. Which single item follows which is remembered beside.
     "cpu": TrainConfig(
         unique="reassign",
-        collaborative=0.35,
+        collaborative=0.25,
         network=NetworkConfig(
-            layers=2, history_layers=2, dropout=0.3, attention="causal", history="pooled"
+            layers=2, history_layers=2, width=256, dropout=0.3, attention="causal", history="pooled"
         ),
         dense=DenseConfig(
-            text_input=True, table="learned", hidden=0, rank=0, temperature=0.0, repeat_bias=True
+            text_input=True,
+            table="learned",
+            hidden=0,
+            rank=0,
+            temperature=0.0,
+            repeat_bias=True,
+            followers=128,
         ),
         objective=ObjectiveConfig(catalogue_aware=True, distil=0.8),
         loop=LoopConfig(minutes=90, token_budget=6400, learning_rate=2e-3),
+        decoding=DecodingConfig(steps=1),
     ),
     # As published: Section 4.1 and the appendix. Its batch of 8,192 histories is 17 budgets.
     "paper": TrainConfig(

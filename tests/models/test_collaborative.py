@@ -50,6 +50,17 @@ def test_other_digits_change_no_vector_and_no_prediction() -> None:
     )
 
 
+def test_states_ask_of_the_digits_what_they_ask_of_the_item() -> None:
+    old, new = network((4, 3, 2), 0), network((24, 1, 1), 1)
+    other = torch.stack([torch.arange(24), torch.zeros(24), torch.zeros(24)], dim=1).long()
+    carry_over(old, DIGITS, new, other)
+    state = torch.randn(1, 16)
+    dense = state @ old.item_vectors(DIGITS, torch.arange(24)).T / 16**0.5
+    new.bias.data.zero_()
+    found = new.log_probs(state, 0)
+    torch.testing.assert_close(found, dense.log_softmax(1), atol=1e-5, rtol=1e-5)
+
+
 def test_tokens_are_the_parts_that_vectors_are_made_of() -> None:
     rng = np.random.default_rng(0)
     digits = np.stack([rng.integers(size, size=500) for size in (4, 3, 2)], axis=1)

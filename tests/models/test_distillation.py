@@ -11,10 +11,10 @@ from maskgr import Recommender
 from maskgr.config import SyntheticConfig
 from maskgr.data.open import fetch
 from maskgr.diffusion.layout import Layout
-from maskgr.diffusion.objective import negative_elbo
+from maskgr.diffusion.objective import States, negative_elbo
 from maskgr.errors import RequestError
 from maskgr.items.catalogue import Catalogue
-from maskgr.models.distillation import DenseTeacher, expected_digits
+from maskgr.models.distillation import DenseTeacher
 from maskgr.models.network import Network
 from maskgr.models.softmax import Bonus
 from tests.models.test_retrieval import CONFIG, PAPER
@@ -44,7 +44,8 @@ def test_expected_digits_by_enumeration(
         values = torch.randn(len(rows), generator=rng)
         bonus = Bonus(rows, items.flatten(), values)
         scores[rows, items.flatten()] += values
-    found = expected_digits(queries, table, bonus, Catalogue(codes, SIZES), true, revealed)
+    teacher = DenseTeacher(1.0, table, bonus, Catalogue(codes, SIZES))
+    found = teacher.expect(States(queries, queries, None), true, revealed)
     chances = scores.softmax(1).numpy()
     for row, level in product(range(len(revealed)), range(3)):
         agree = ((codes == true[row]) | ~revealed[row]).all(1).numpy()
@@ -72,7 +73,7 @@ def test_the_target_is_a_mixture(share: float) -> None:
     )
     assert states.queries is not None
     masked = noise.masked.view(-1, 3)
-    expected = expected_digits(states.queries, table, None, catalogue, codes[numbers], ~masked)
+    expected = teacher.expect(states, codes[numbers], ~masked)
     total = 0.0
     for item, level in masked.nonzero().tolist():
         row = torch.tensor([3 * item + level])

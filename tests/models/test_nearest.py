@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from maskgr.data.sequences import Sequences
 from maskgr.errors import RequestError
 from maskgr.models import nearest
-from maskgr.models.nearest import Found, Index, Nearest
+from maskgr.models.nearest import Found, Index, Lifted, Nearest
 
 Floats = npt.NDArray[np.float32]
 INDEXES: tuple[Index, ...] = ("exact", "hnsw")
@@ -27,6 +27,14 @@ def ragged(rng: np.random.Generator, rows: int, items: int, longest: int) -> Seq
     return Sequences.of([rng.integers(0, items, rng.integers(0, longest + 1)) for _ in range(rows)])
 
 
+def lift(rows: Sequences | None, bonus: float) -> Lifted | None:
+    """Each item once; those with odd numbers get twice the bonus."""
+    if rows is None:
+        return None
+    once = rows.keep(~rows.repeats())
+    return Lifted(once, np.float32(bonus) * (1 + once.values % 2))
+
+
 def by_hand(
     vectors: Floats,
     query: Floats,
@@ -37,7 +45,7 @@ def by_hand(
 ) -> list[tuple[float, int]]:
     """(score, item) of everything that may be found, best first, ties by number."""
     scores = vectors.astype(np.float64) @ query
-    scores[np.unique(seen)] += bonus
+    scores[np.unique(seen)] += bonus * (1 + np.unique(seen) % 2)
     left = np.ones(len(vectors), dtype=bool) if allowed is None else allowed.copy()
     left[excluded] = False
     return sorted(
@@ -86,7 +94,7 @@ def test_against_sorting_by_hand(
     excluded = ragged(rng, queries, items, 30) if excludes else None
     seen = ragged(rng, queries, items, 30) if sees else None
     found = Nearest(vectors, index).search(
-        asked, top, allowed=allowed, excluded=excluded, seen=seen, bonus=bonus
+        asked, top, allowed=allowed, excluded=excluded, lifted=lift(seen, bonus)
     )
     expected = [
         by_hand(vectors, query, allowed, out, had, bonus)
@@ -132,7 +140,7 @@ def test_promises_with_many_ties(
     out = None if excluded is None else Sequences.of(excluded)
     had = None if seen is None else Sequences.of(seen)
     found = Nearest(catalogue, index).search(
-        asked, top, allowed=mask, excluded=out, seen=had, bonus=bonus
+        asked, top, allowed=mask, excluded=out, lifted=lift(had, bonus)
     )
     expected = [
         by_hand(catalogue, query, mask, row, more, bonus)
@@ -153,15 +161,15 @@ def test_equal_vectors_tie_by_number_wherever_they_lie() -> None:
     search = Nearest(vectors).search
     assert search(queries, 5).items[0].tolist() == twins.tolist()
     assert search(queries[:1], 5).items[0].tolist() == twins.tolist()
-    lifted = search(queries, 5, seen=seen, bonus=1.0)
+    lifted = search(queries, 5, lifted=Lifted(seen, np.ones(2, np.float32)))
     assert lifted.items[0].tolist() == [200, 399, 3, 50, 51]
 
 
-def test_seen_without_a_bonus_changes_nothing() -> None:
+def test_a_bonus_of_nothing_changes_nothing() -> None:
     rng = np.random.default_rng(0)
     nearest, queries = Nearest(normal(0, 50, 4)), normal(1, 5, 4)
     plain = nearest.search(queries, 10)
-    same = nearest.search(queries, 10, seen=ragged(rng, 5, 50, 20))
+    same = nearest.search(queries, 10, lifted=lift(ragged(rng, 5, 50, 20), 0.0))
     np.testing.assert_array_equal(plain.items, same.items)
     np.testing.assert_array_equal(plain.scores, same.scores)
 
@@ -169,14 +177,15 @@ def test_seen_without_a_bonus_changes_nothing() -> None:
 def test_a_bonus_lifts_from_the_bottom_and_sinks_from_the_top() -> None:
     nearest = Nearest(np.arange(10, dtype=np.float32)[:, None])
     query = np.ones((1, 1), np.float32)
-    up = nearest.search(query, 3, seen=Sequences.of([[0, 0, 1]]), bonus=8.5)
+    up = nearest.search(query, 3, lifted=Lifted(Sequences.of([[1, 0]]), np.array([8.5, 8.25])))
     assert up.items.tolist() == [[1, 9, 0]]
-    assert up.scores.tolist() == [[9.5, 9, 8.5]]
-    down = nearest.search(query, 3, seen=Sequences.of([[9, 8]]), bonus=-1.5)
+    assert up.scores.tolist() == [[9.5, 9, 8.25]]
+    down = nearest.search(query, 3, lifted=Lifted(Sequences.of([[9, 8]]), np.full(2, -1.5)))
     assert down.items.tolist() == [[9, 7, 8]]
     assert down.scores.tolist() == [[7.5, 7, 6.5]]
     both = Sequences.of([[9]])
-    assert nearest.search(query, 1, excluded=both, seen=both, bonus=5).items.tolist() == [[8]]
+    found = nearest.search(query, 1, excluded=both, lifted=Lifted(both, np.full(1, 5.0)))
+    assert found.items.tolist() == [[8]]
 
 
 @pytest.mark.parametrize("index", INDEXES)
@@ -186,7 +195,8 @@ def test_nothing_left(index: Index) -> None:
     found = searched.search(queries, 10, excluded=all_but_one)
     assert (found.items >= 0).sum(axis=1).tolist() == [0, 8, 1]
     assert found.items[2, 0] == 4
-    found = searched.search(queries, 2, allowed=np.zeros(8, dtype=bool), seen=all_but_one, bonus=1)
+    lifted = lift(all_but_one, 1)
+    found = searched.search(queries, 2, allowed=np.zeros(8, dtype=bool), lifted=lifted)
     assert (found.items == -1).all()
     assert (found.scores == -np.inf).all()
     assert searched.search(queries[:0], 2).items.shape == (0, 2)
@@ -201,8 +211,7 @@ def test_small_batches_find_the_same(index: Index, monkeypatch: pytest.MonkeyPat
     filters: dict[str, Any] = {
         "allowed": rng.random(600) < 0.5,
         "excluded": ragged(rng, 40, 600, 12),
-        "seen": ragged(rng, 40, 600, 12),
-        "bonus": 1.0,
+        "lifted": lift(ragged(rng, 40, 600, 12), 1.0),
     }
     whole = searched.search(queries, 5, **filters)
     monkeypatch.setattr(nearest, "PAIRS", 60)
@@ -280,8 +289,7 @@ def test_recall_of_the_graph_under_filters(
     filters: dict[str, Any] = {
         "allowed": rng.random(5000) < share,
         "excluded": ragged(rng, len(queries), 5000, 20),
-        "seen": ragged(rng, len(queries), 5000, 20),
-        "bonus": 3.0,
+        "lifted": lift(ragged(rng, len(queries), 5000, 20), 3.0),
     }
     found, true = graph.search(queries, 10, **filters), exact.search(queries, 10, **filters)
     assert recall(found, true) >= (1 if share < 0.1 else 0.95)
@@ -351,14 +359,15 @@ def test_what_cannot_be_compared_is_named(bad: float) -> None:
         ({"queries": normal(0, 2, 4)}, "queries 4 wide do not fit vectors 3 wide"),
         ({"queries": normal(0, 3)}, "queries of shape"),
         ({"top": 0}, "at least 1"),
-        ({"bonus": np.nan}, "bonus of nan"),
-        ({"bonus": -np.inf}, "bonus of -inf"),
+        ({"lifted": Lifted(Sequences.of([[1], []]), np.full(1, np.nan))}, "bonus of nan"),
+        ({"lifted": Lifted(Sequences.of([[1], []]), np.full(1, -np.inf))}, "bonus of -inf"),
+        ({"lifted": Lifted(Sequences.of([[1], []]), np.ones(2))}, "does not fit 1 lifted items"),
         ({"allowed": np.ones(4, dtype=bool)}, "each of the 5 items"),
         ({"allowed": np.array([0, 1, 2, 3, 4])}, "each of the 5 items"),
         ({"excluded": Sequences.of([[1]])}, "excluded has 1 rows for 2 queries"),
-        ({"seen": Sequences.of([[]] * 3), "bonus": 1.0}, "seen has 3 rows for 2 queries"),
+        ({"lifted": lift(Sequences.of([[]] * 3), 1)}, "lifted has 3 rows for 2 queries"),
         ({"excluded": Sequences.of([[1], [5]])}, "row 1 of excluded has item 5"),
-        ({"seen": Sequences.of([[-1], []]), "bonus": 1.0}, "row 0 of seen has item -1"),
+        ({"lifted": lift(Sequences.of([[-1], []]), 1)}, "row 0 of lifted has item -1"),
     ],
 )
 def test_requests_that_cannot_be_answered(change: dict[str, Any], message: str) -> None:

@@ -48,7 +48,7 @@ PAPER = replace(
     CONFIG,
     unique="append",
     network=NetworkConfig(layers=2, width=16, heads=2, hidden=32),
-    dense=DenseConfig(text_input=True, table="text", layer=1, hidden=16, rank=4),
+    dense=DenseConfig(text_input=True, table="text", layer=1, hidden=16, rank=4, followers=6),
     objective=ObjectiveConfig(whole_item=0.2),
 )
 
@@ -60,7 +60,12 @@ def shop() -> Dataset:
 
 @pytest.fixture(scope="module", params=["causal", "paper"])
 def trained(request: pytest.FixtureRequest, shop: Dataset) -> Recommender:
-    return Recommender.train(shop, config=CONFIG if request.param == "causal" else PAPER)
+    rec = Recommender.train(shop, config=CONFIG if request.param == "causal" else PAPER)
+    assert isinstance(rec.model, MaskGR)
+    if rec.model.followers is not None:  # whatever validation found
+        rec.model.follow = 0.7
+        rec.model.forget()
+    return rec
 
 
 def histories(shop: Dataset, count: int = 12) -> Sequences:
@@ -79,7 +84,7 @@ def dense_log_probs(rec: Recommender, asked: Sequences) -> torch.Tensor:
     """(users, items) from the network alone, one user at a time."""
     model = rec.model
     assert isinstance(model, MaskGR)
-    net, digits = model.network, model._digits
+    net, digits = model.network, model.digits
     rows = []
     for history in asked.last(rec.config.history_limit):
         numbers = torch.from_numpy(history).long()
@@ -94,6 +99,10 @@ def dense_log_probs(rec: Recommender, asked: Sequences) -> torch.Tensor:
             scores = states.queries[-1] @ net.table(digits).T
             if net.head.repeat_bias is not None:
                 scores[numbers.unique()] += net.head.repeat_bias
+            if model.followers is not None:
+                found, strengths = model.followers.after(Sequences.of([history]))
+                new = ~np.isin(found.values, history)
+                scores[found.values[new]] += torch.from_numpy(model.follow * strengths[new])
         rows.append(scores.log_softmax(0))
     return torch.stack(rows)
 
@@ -192,6 +201,19 @@ def test_auto_is_fused_and_the_weight_is_kept(
     assert isinstance(trained.model, MaskGR)
     assert again.model.fusion == trained.model.fusion
     assert np.array_equal(again.rank(asked, 5, exclude_seen=True).scores, auto.scores)
+
+
+def test_auto_is_dense_where_that_has_all_the_weight(
+    shop: Dataset, trained: Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = histories(shop)
+    assert isinstance(trained.model, MaskGR)
+    monkeypatch.setattr(trained.model, "fusion", 0.0)
+    assert trained.model.retrieval(trained.decoding()) == "dense"
+    auto = trained.rank(asked, 5, exclude_seen=True)
+    fused, scores = rank(trained, asked, 5, "fused", seen=False)
+    assert np.array_equal(auto.items, fused)
+    assert auto.scores == pytest.approx(scores, abs=1e-4)
 
 
 def test_a_run_without_a_head_says_so(shop: Dataset) -> None:

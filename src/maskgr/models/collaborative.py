@@ -3,7 +3,8 @@
 First the dense head is trained by itself, with the IDs made from text. The item vectors that it
 learned are quantised into new IDs, by what tells the items' scores apart, and the network goes on
 with these: what it knows of histories and items stays, and the tokens start as the parts that item
-vectors are made of.
+vectors are made of. What a state asks of the digits one by one is then, before anything is learned
+of them, what it asks of the item.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def carry_over(old: Network, old_digits: Tensor, new: Network, new_digits: Tenso
     before, after = old.items.own, new.items.own
     assert before is not None
     assert after is not None
-    kept = {k: v for k, v in old.state_dict().items() if k not in ("tokens.weight", "bias")}
+    of_tokens = ("tokens.weight", "outputs", "bias")
+    kept = {k: v for k, v in old.state_dict().items() if k not in of_tokens}
     new.load_state_dict(kept, strict=False)
     new.tokens.weight[new.mask_token] = old.tokens.weight[old.mask_token]
     whole = old.joined(old_digits) + before.weight  # (items, width)
@@ -64,6 +66,11 @@ def carry_over(old: Network, old_digits: Tensor, new: Network, new_digits: Tenso
     scale = (new.digits / new.config.width) ** 0.5  # `joined` scales sums up by its inverse
     new.tokens.weight[: new.mask_token] = torch.from_numpy(spread).to(whole) * scale
     after.weight.copy_(whole - new.joined(new_digits))
+    if new.pooled:
+        numbers = torch.arange(len(old_digits), device=old_digits.device)
+        vectors = old.item_vectors(old_digits, numbers)  # their text included
+        parts = fit_tokens(vectors.cpu().numpy(), new_digits.cpu().numpy(), new.sizes)
+        new.outputs.copy_(torch.from_numpy(parts).to(vectors) * new.config.width**-0.5)
 
 
 def fit_tokens(vectors: np.ndarray, digits: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:

@@ -131,7 +131,7 @@ class DenseHead(nn.Module):
 
 def check_dense(config: DenseConfig, network: NetworkConfig) -> None:
     """That the settings make sense together."""
-    for name in ("hidden", "rank", "temperature", "negatives", "weight"):
+    for name in ("hidden", "rank", "temperature", "negatives", "weight", "followers"):
         if not getattr(config, name) >= 0:
             raise RequestError(f"dense.{name} is {getattr(config, name)}; it must be 0 or more")
     if not 0 <= config.layer <= network.layers:

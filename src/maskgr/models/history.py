@@ -74,6 +74,7 @@ class Histories:
         self.offsets = torch.from_numpy(histories.offsets * network.unit).to(device)
         self.counts = np.unique(histories.lengths, return_counts=True)[1].tolist()
         self.kept: list[_Keep] = []
+        self.before: Tensor | None = None  # (users, width) what a causal target starts from
         self.tapped: Tensor | None = None
         self.started: list[Tensor] | None = None
 
@@ -152,7 +153,9 @@ class Histories:
         ]
         units = network.encoder.history(units, layout, masks)
         self.kept = self._fresh(0)
-        tap = Tap(network.tap_layer, self.lengths.cumsum(0) - 1) if network.dense else None
+        last = self.lengths.cumsum(0) - 1
+        self.before = units[last]
+        tap = Tap(network.tap_layer, last) if network.dense else None
         nothing = torch.empty(0, dtype=torch.int64, device=units.device)
         _, self.tapped = network.encoder(units, layout, masks, nothing, self.kept, tap)
 
@@ -197,8 +200,15 @@ class Histories:
         )
         place = torch.arange(target.numel(), device=user.device).view_as(target)
         memories = [_Recall(kept, picks) for kept in self.kept]
-        embedded = self.network.embed(target.flatten())
+        embedded = self._embed(user, target)
         return self._answer(embedded, layout, place, wanted, memories)
+
+    def _embed(self, user: Tensor, target: Tensor) -> Tensor:
+        """(tokens, width) what goes in of the `target` tokens (rows, items, m)."""
+        if self.before is None:
+            return self.network.embed(target.flatten())
+        before = self.before[user].repeat_interleave(self.items, 0)
+        return self.network.embed_copies(target.flatten(), before)
 
     def _answer(
         self,

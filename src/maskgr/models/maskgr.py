@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from maskgr.artefact import is_artefact, write_file
+from maskgr.artefact import is_artefact
 from maskgr.config import DecodingConfig, LoopConfig, TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
@@ -26,8 +24,6 @@ from maskgr.data.splits import Holdout, Split
 from maskgr.devices import pick_device
 from maskgr.diffusion.decoding import Decoder, Ranking, Search
 from maskgr.diffusion.layout import Layout
-from maskgr.diffusion.noise import Noise
-from maskgr.diffusion.objective import States, negative_elbo, validation_bound
 from maskgr.diffusion.sampling import sample
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.metrics import recall
@@ -35,17 +31,13 @@ from maskgr.items.catalogue import Catalogue
 from maskgr.items.semantic_ids import SemanticIds
 from maskgr.models import retrieval
 from maskgr.models.collaborative import carry_over, check_collaborative, score_space
-from maskgr.models.distillation import DenseTeacher, check_distillation
+from maskgr.models.distillation import check_distillation
+from maskgr.models.followers import Followers
 from maskgr.models.history import Cache, Histories
-from maskgr.models.network import Network, flops_per_token
+from maskgr.models.network import Network, flops_per_token, load_network, save_network
 from maskgr.models.registry import Ranked, Workspace
 from maskgr.models.retrieval import Asked, Dense
-from maskgr.models.softmax import (
-    Bonus,
-    NegativeSampler,
-    catalogue_cross_entropy,
-    sampled_cross_entropy,
-)
+from maskgr.models.task import BEST, Task
 from maskgr.training.batches import Batches, by_length
 from maskgr.training.distributed import World, world
 from maskgr.training.log import RunLog
@@ -53,11 +45,8 @@ from maskgr.training.loop import Trainer
 from maskgr.training.picture import draw
 
 RANK_TOKENS = 65_536  # of the histories that are encoded at once
-# A batch goes through the network in pieces whose intermediate results stay near the CPU: faster
-# than all at once, and a fraction of the memory. With a dense head a batch stays whole: each piece
-# would compute the whole catalogue's vectors again.
-PIECE_TOKENS = 2048
 NETWORK, ABOUT = "network.safetensors", "retrieval.json"
+FOLLOWERS = "followers.safetensors"
 ASKING = 4096  # users whose queries say what of the items' vectors matters
 FIRST = "item-vectors"  # where a run keeps the training of the dense head alone
 
@@ -73,6 +62,8 @@ class MaskGR:
     fusion: float = 0.0  # weight of the generative log-probability in `fused` retrieval
     repeat: float = 0.0  # what that of an item that the user has gets beside, in `generative`
     trained: int = 0  # items when it was trained; those behind them were added; 0: all
+    followers: Followers | None = None
+    follow: float = 0.0  # their weight in the dense scores
 
     @classmethod
     def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
@@ -108,7 +99,7 @@ class MaskGR:
         folder = work.run / FIRST
         made = folder / "sids"
         if work.resume and is_artefact(made):
-            _load(self.network, folder / f"best.{NETWORK}")
+            load_network(self.network, folder / BEST)
         else:
             _run(Task(self, split, here, generative=False), loop, work, folder, "item vectors")
             if here.writes:
@@ -120,7 +111,7 @@ class MaskGR:
         torch.manual_seed(self.config.seed)
         network = build_network(self.config, sids).to(here.device)
         model = type(self)(network, sids, self.config)
-        carry_over(self.network, self._digits, network, model._digits)
+        carry_over(self.network, self.digits, network, model.digits)
         return model
 
     @torch.no_grad()
@@ -131,25 +122,56 @@ class MaskGR:
         users = rng.permutation(np.flatnonzero(split.train.lengths))[:ASKING]
         histories = split.train.select(users).last(self.config.history_limit + 1)
         queries = []
-        for rows in _portions(histories, network.digits):
-            numbers, layout = self._batch(by_length(histories.select(rows)))
-            queries.append(network.predict(self._digits[numbers], layout, numbers).cpu())
-        return score_space(network.table(self._digits).cpu().numpy(), torch.cat(queries).numpy())
+        for rows in self.portions(histories):
+            numbers, layout = self.batch(by_length(histories.select(rows)))
+            queries.append(network.predict(self.digits[numbers], layout, numbers).cpu())
+        return score_space(network.table(self.digits).cpu().numpy(), torch.cat(queries).numpy())
 
-    def _batch(self, sequences: Sequences) -> tuple[Tensor, Layout]:
+    def batch(self, sequences: Sequences) -> tuple[Tensor, Layout]:
         """(items,) the numbers of sequences, shortest first, and the layout of their digits."""
         lengths = (sequences.lengths * self.network.digits).tolist()
         numbers = torch.from_numpy(sequences.values).to(self.device).long()
         return numbers, Layout.of(lengths, self.device)
 
+    def portions(self, sequences: Sequences) -> Iterator[npt.NDArray[np.int64]]:
+        """Rows of similar length, as many at once as the token budget has room for."""
+        order = np.argsort(sequences.lengths, kind="stable")
+        room = RANK_TOKENS // self.network.digits
+        filled = np.cumsum(sequences.lengths[order] + 1) // room
+        yield from np.split(order, np.flatnonzero(np.diff(filled)) + 1)
+
     def fuse(self, split: Split) -> None:
-        """Chooses by recall@10 on validation users what the digits and the dense head tell each
-        other: the weight of `fused` retrieval, and whether its repeat bias holds for beams, too."""
+        """Chooses by recall@10 on validation users what is told to whom: the weight of followers in
+        the dense scores and that of `fused` retrieval, and whether the dense head's repeat bias
+        holds for beams, too."""
         sample = split.validation.sample(self.config.loop.validation_users, self.config.seed)
+        if self.config.dense.followers:
+            most = self.config.dense.followers
+            self.followers = Followers.of(split.train, len(self.sids.digits), most)
         self.forget()
+        if self.followers is not None:
+            self._choose_follow(sample)
         if self.dense.repeat:
             self._choose_repeat(sample)
         self._choose_fusion(sample, None if split.train.repeats().any() else sample.histories)
+
+    def _choose_follow(self, sample: Holdout) -> None:
+        recent = sample.histories.last(self.config.history_limit)
+        allowed = np.ones(len(self.sids.digits), dtype=bool)
+        found = np.zeros(len(retrieval.FOLLOW))
+        plain = self.dense
+        for rows, asked in self._asked(recent, allowed, None, self.config.decoding):
+            for number, follow in enumerate(retrieval.FOLLOW):
+                items, _ = replace(plain, follow=follow).rank(asked, min(10, len(allowed)))
+                found[number] += recall(items, sample.targets[rows], 10).sum()
+        self.follow = retrieval.FOLLOW[int(found.argmax())]
+        self.forget()
+        print(
+            f"followers: {self.follow} of what followed is added to the dense scores, recall@10 "
+            f"{found.max() / len(sample.users):.2%} instead of {found[0] / len(sample.users):.2%} "
+            f"on {len(sample.users):,} validation users",
+            file=sys.stderr,
+        )
 
     def _choose_repeat(self, sample: Holdout) -> None:
         recent = sample.histories.last(self.config.history_limit)
@@ -174,7 +196,7 @@ class MaskGR:
         hits = np.zeros(len(retrieval.WEIGHTS))
         for rows, asked in self._asked(histories, allowed, excluded, decoding):
             both = retrieval.pool(
-                self.dense, decoder, asked, how, min(width, len(allowed)), 0, self._digits
+                self.dense, decoder, asked, how, min(width, len(allowed)), 0, self.digits
             )
             for number, weight in enumerate(retrieval.WEIGHTS):
                 items, _ = both.ranked(weight, top)
@@ -217,7 +239,7 @@ class MaskGR:
                 items, values = retrieval.unified(self.dense, decoder, asked, how, top, seed)
             else:
                 both = retrieval.pool(
-                    self.dense, decoder, asked, how, max(top, how.beams), seed, self._digits
+                    self.dense, decoder, asked, how, max(top, how.beams), seed, self.digits
                 )
                 items, values = both.ranked(self.fusion, top)
             ranked[rows, : items.shape[1]] = items
@@ -227,8 +249,10 @@ class MaskGR:
     def retrieval(self, decoding: DecodingConfig) -> str:
         """Which of the four ways."""
         kind = decoding.retrieval
+        if kind == "auto" and self.network.dense:
+            return "fused" if self.fusion else "dense"
         if kind == "auto":
-            return "fused" if self.network.dense else "generative"
+            return "generative"
         if kind != "generative" and not self.network.dense:
             raise RequestError(
                 f"{kind} retrieval needs a dense head, and this run has none; train with "
@@ -249,10 +273,10 @@ class MaskGR:
         items: int = 1,
     ) -> Iterator[tuple[npt.NDArray[np.int64], Asked]]:
         """Rows of `histories`, as many at a time as there is room for."""
-        for rows in _portions(histories, self.network.digits):
+        for rows in self.portions(histories):
             seen = histories.select(rows)
             own = Histories(
-                self.network, seen, self._digits, items=items, cache=self._cache(decoding)
+                self.network, seen, self.digits, items=items, cache=self._cache(decoding)
             )
             barred = None if excluded is None else excluded.select(rows)
             yield rows, Asked(own, seen, allowed, barred)
@@ -338,16 +362,16 @@ class MaskGR:
         return self.catalogue.restrict(known)
 
     @cached_property
-    def _digits(self) -> Tensor:
+    def digits(self) -> Tensor:
         """(items, m) of the catalogue."""
         return torch.from_numpy(self.sids.digits).to(self.device).long()
 
     @cached_property
     def dense(self) -> Dense:
-        return Dense.of(self.network, self._digits)
+        return Dense.of(self.network, self.digits, self.followers, self.follow)
 
     def forget(self) -> None:
-        """What was computed from the weights, after they have changed."""
+        """What was computed from the weights, after any of them has changed."""
         self.__dict__.pop("dense", None)
 
     @cached_property
@@ -374,189 +398,39 @@ class MaskGR:
             self.fusion,
             self.repeat,
             self.trained or len(self.sids.digits),
+            None if self.followers is None else self.followers.more(len(items)),
+            self.follow,
         )
 
     def save(self, folder: Path) -> None:
-        save_file(_tensors(self.network), folder / NETWORK)
+        save_network(self.network, folder / NETWORK)
         self.sids.save(folder / "sids")
-        about = {"fusion": self.fusion, "repeat": self.repeat, "trained": self.trained}
+        if self.followers is not None:
+            self.followers.save(folder / FOLLOWERS)
+        about = {
+            "fusion": self.fusion,
+            "repeat": self.repeat,
+            "trained": self.trained,
+            "follow": self.follow,
+        }
         (folder / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path, config: TrainConfig) -> Self:
         sids = SemanticIds.load(folder / "sids")
         network = build_network(config, sids)
-        _load(network, folder / NETWORK)
+        load_network(network, folder / NETWORK)
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
             fusion, repeat = float(about["fusion"]), float(about["repeat"])
-            trained = int(about["trained"])
+            trained, follow = int(about["trained"]), float(about["follow"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtefactError(f"{folder / ABOUT} is damaged ({error}); train again") from error
         network = network.to(pick_device(config.loop.device)).eval()
-        return cls(network, sids, config, fusion, repeat, trained)
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """Some sequences of a batch, with their noise."""
-
-    batch: Sequences
-    noise: Noise
-    negatives: Tensor | None  # (drawn,) items that stand for the catalogue
-
-
-@dataclass(eq=False)
-class Task:
-    """What the training loop asks of MaskGR (see `maskgr.training.loop.Task`)."""
-
-    model: MaskGR
-    split: Split
-    world: World
-    generative: bool = True  # or the dense head alone
-
-    def __post_init__(self) -> None:
-        config = self.model.config
-        self.network: nn.Module = self.model.network
-        self.catalogue = self.model.catalogue if config.objective.catalogue_aware else None
-        self.digits = self.model._digits
-        self.validation = self.split.validation
-        self.sampler = None
-        if self.model.network.dense and config.dense.negatives:
-            taken = np.bincount(self.split.train.values, minlength=len(self.digits))
-            self.sampler = NegativeSampler(torch.from_numpy(taken), config.dense.negatives)
-        self.sample = self.validation.sample(config.loop.validation_users, config.seed)
-
-    def prepare(self, batch: Sequences, seed: int) -> tuple[list[Piece], float]:
-        # Noise is drawn on the CPU for the whole batch, alike in every process, on every device.
-        digits = self.model.network.digits
-        layout = Layout.of((batch.lengths * digits).tolist())
-        generator = torch.Generator().manual_seed(seed)
-        noise = self.model.network.draw_noise(layout, self.model.config.objective, generator)
-        share = np.arange(self.world.rank, len(batch), self.world.size)
-        small = self.model.device.type == "cpu" and not self.model.network.dense
-        limit = PIECE_TOKENS if small else len(layout.sequences)
-        filled = np.cumsum(batch.lengths[share] * digits) // limit
-        parts = np.split(share, np.flatnonzero(np.diff(filled)) + 1)
-        drawn = self.sampler.draw(generator) if self.sampler else None
-        pieces = [Piece(batch.select(part), _part(noise, layout, part), drawn) for part in parts]
-        return pieces, float(noise.tokens)
-
-    def loss(self, piece: Piece) -> Tensor:
-        network, device = self.model.network, self.model.device
-        if not len(piece.batch):  # more processes than sequences
-            return network.bias.sum() * 0
-        layout = Layout.of((piece.batch.lengths * network.digits).tolist(), device)
-        noise = piece.noise.to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            numbers = torch.from_numpy(piece.batch.values).to(device).long()
-            digits = self.digits[numbers]
-            if not self.generative:
-                every = torch.arange(len(numbers), device=device)
-                states = States(every, network.predict(digits, layout, numbers), every)
-                # DistributedDataParallel wants a gradient for what only the digits use, too.
-                idle = (network.bias, *network.encoder.norm.parameters())
-                zero = 0 * torch.stack([parameter.sum() for parameter in idle]).sum()
-                return zero + self._dense_loss(piece, states, numbers, self._everything(piece))
-            everything = self._everything(piece)
-            share, teacher = self.model.config.objective.distil, None
-            if share and everything is not None:
-                teacher = DenseTeacher(share, *everything, self.model.catalogue)
-            loss, states = negative_elbo(
-                network, digits, layout, noise, self.catalogue, numbers, teacher
-            )
-            return loss.total + self._dense_loss(piece, states, numbers, everything)
-
-    def _everything(self, piece: Piece) -> tuple[Tensor, Bonus | None] | None:
-        """What the dense head chooses from: the catalogue's vectors (items, width), and what the
-        scores of items get that came before in a sequence; nothing if some stand for all."""
-        network = self.model.network
-        if not network.dense or piece.negatives is not None:
-            return None
-        bonus, repeat = None, network.head.repeat_bias
-        if repeat is not None:
-            rows, items = _had_before(piece.batch, self.model.device)
-            bonus = Bonus(rows, items, repeat.expand(len(rows)))
-        return network.table(self.digits), bonus
-
-    def _dense_loss(
-        self,
-        piece: Piece,
-        states: States,
-        numbers: Tensor,
-        everything: tuple[Tensor, Bonus | None] | None,
-    ) -> Tensor | float:
-        """The summed cross-entropy of the predicted items among all of the catalogue, or among
-        those drawn to stand for it."""
-        network, weight = self.model.network, self.model.config.dense.weight
-        if states.queries is None or states.predicted is None:
-            return 0.0
-        targets = numbers[states.predicted]
-        if everything is not None:
-            table, bonus = everything
-            return weight * catalogue_cross_entropy(states.queries, table, targets, bonus=bonus)
-        assert piece.negatives is not None
-        assert self.sampler is not None
-        drawn = piece.negatives.to(numbers.device)
-        return weight * sampled_cross_entropy(
-            states.queries,
-            network.table(self.digits[targets], targets),
-            network.table(self.digits[drawn], drawn),
-            log_q_negatives=self.sampler.log_q(drawn),
-            hits=targets[:, None] == drawn,
-        )
-
-    def tokens(self, batch: Sequences) -> int:
-        return len(batch.values) * self.model.network.digits
-
-    def validate(self, *, everyone: bool) -> dict[str, float]:
-        asked = self.validation if everyone else self.sample
-        own = np.arange(self.world.rank, len(asked.users), self.world.size)
-        recent = asked.histories.select(own).last(self.model.config.history_limit)
-        allowed = np.ones(len(self.model.sids.digits), dtype=bool)
-        # One step scores every item exactly: quick, and it tells better networks from worse.
-        quick = DecodingConfig(steps=1, retrieval="generative")
-        top = min(10, len(allowed))
-        self.model.forget()
-        found = {}
-        if self.generative:
-            found["generative_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items
-        if self.model.network.dense:
-            quick = replace(quick, retrieval="dense")
-            found["dense_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items
-        result = {
-            name: self._share(ranked, asked.targets[own], len(asked.users))
-            for name, ranked in found.items()
-        }
-        result["recall@10"] = sum(result.values()) / len(result)
-        if self.generative and not everyone:
-            result["bound"] = validation_bound(
-                self.model.network, self._held_out(), self.model.config.seed, self.catalogue
-            )
-        return result
-
-    def _share(
-        self, ranked: npt.NDArray[np.int32], targets: npt.NDArray[np.int32], users: int
-    ) -> float:
-        """recall@10 over all processes' users."""
-        hits = torch.tensor(float(recall(ranked, targets, 10).sum()), device=self.world.device)
-        return float(self.world.total(hits)) / users
-
-    def _held_out(self) -> Iterator[tuple[Tensor, Tensor, Layout]]:
-        """The sample's histories with their targets, in portions."""
-        pairs = zip(self.sample.histories, self.sample.targets, strict=True)
-        joined = Sequences.of([np.concatenate(pair) for pair in pairs])
-        joined = by_length(joined.last(self.model.config.history_limit + 1))
-        for part in _portions(joined, self.model.network.digits):
-            numbers, layout = self.model._batch(by_length(joined.select(part)))
-            yield self.digits[numbers], numbers, layout
-
-    def keep(self, run: Path) -> None:
-        with write_file(run / f"best.{NETWORK}") as draft:
-            save_file(_tensors(self.model.network), draft)
-
-    def restore(self, run: Path) -> None:
-        _load(self.model.network, run / f"best.{NETWORK}")
+        followers = None
+        if config.dense.followers and network.dense:
+            followers = Followers.load(folder / FOLLOWERS, len(sids.digits))
+        return cls(network, sids, config, fusion, repeat, trained, followers, follow)
 
 
 def _two_stages(config: TrainConfig) -> tuple[LoopConfig, LoopConfig]:
@@ -628,44 +502,3 @@ def _semantic_ids(data: Dataset, config: TrainConfig, work: Workspace, here: Wor
             "the semantic IDs were made for other items than the dataset's; make them again"
         )
     return sids
-
-
-def _part(noise: Noise, layout: Layout, part: npt.NDArray[np.int64]) -> Noise:
-    """The noise of the sequences `part` of the batch."""
-    chosen = torch.zeros(int(layout.sequences[-1]) + 1, dtype=torch.bool)
-    chosen[torch.from_numpy(part)] = True
-    return noise.part(chosen[layout.sequences])
-
-
-def _portions(sequences: Sequences, digits: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Rows of similar length, as many at once as the token budget has room for."""
-    order = np.argsort(sequences.lengths, kind="stable")
-    room = RANK_TOKENS // digits
-    filled = np.cumsum(sequences.lengths[order] + 1) // room
-    yield from np.split(order, np.flatnonzero(np.diff(filled)) + 1)
-
-
-def _had_before(batch: Sequences, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(pairs,) twice: each item of the batch, by its place there, with every item before it in its
-    sequence, once."""
-    places = batch.places
-    later = np.repeat(np.arange(len(places)), places)
-    ends = np.cumsum(places)
-    within = np.arange(len(later)) - np.repeat(ends - places, places)
-    earlier = batch.values[later - places[later] + within].astype(np.int64)
-    if batch.repeats().any():
-        size = int(batch.values.max()) + 1
-        later, earlier = np.divmod(np.unique(later * size + earlier), size)
-    return torch.from_numpy(later).to(device), torch.from_numpy(earlier).to(device)
-
-
-def _tensors(network: nn.Module) -> dict[str, Tensor]:
-    return {name: value.cpu().contiguous() for name, value in network.state_dict().items()}
-
-
-def _load(network: nn.Module, file: Path) -> None:
-    try:
-        network.load_state_dict(load_file(file))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ArtefactError(f"{file} cannot be used ({reason}); train again") from error

@@ -35,6 +35,13 @@ class Found(NamedTuple):
     scores: Floats  # (queries, top)
 
 
+class Lifted(NamedTuple):
+    """Items whose scores get something beside the product."""
+
+    items: Sequences  # a row a query, none of them twice in a row
+    bonus: Floats  # (values of `items`,)
+
+
 class Nearest:
     """The catalogue's vectors, searchable by inner product.
 
@@ -61,35 +68,34 @@ class Nearest:
         *,
         allowed: Mask | None = None,
         excluded: Sequences | None = None,
-        seen: Sequences | None = None,
-        bonus: float = 0.0,
+        lifted: Lifted | None = None,
     ) -> Found:
         """The best `top` items of each query (queries, d).
 
-        `allowed` (items,) holds for all queries. `excluded` and `seen` have a row a query: the
-        former are never found, the latter have `bonus` added to their scores.
+        `allowed` (items,) holds for all queries. `excluded` has a row a query: they are never
+        found, even if they are `lifted`.
         """
         queries = self._queries(queries)
         if top < 1:
             raise RequestError(f"the top {top} items are none; ask for at least 1")
-        if not abs(bonus) < np.finfo(np.float32).max:
-            raise RequestError(f"a bonus of {bonus} is no score; give a finite number")
         allowed = self._allowed(allowed)
-        barred, lifted = self._special(len(queries), allowed, excluded, seen if bonus else None)
+        barred, special = self._special(len(queries), allowed, excluded, lifted)
         found = Found(
             np.full((len(queries), top), -1, dtype=np.int32),
             np.full((len(queries), top), -np.inf, dtype=np.float32),
         )
         pool = len(self._vectors) if allowed is None else int(allowed.sum())
         reach = min(top, pool)
-        widths = (reach + barred.lengths) * (self._spread(pool) or 1) + lifted.lengths
+        widths = (reach + barred.lengths) * (self._spread(pool) or 1) + special.items.lengths
         for rows in _batches(widths):
             some = queries[rows]
             plain = self._plain(some, reach, pool, allowed, barred.select(rows))
-            special = _padded(lifted.select(rows))
-            items = np.concatenate([plain, special], axis=1)  # (rows, plain + special)
+            here = special.items.select(rows)
+            items = np.concatenate([plain, _padded(here)], axis=1)  # (rows, plain + special)
             scores = self._scores(some, items)
-            scores[:, plain.shape[1] :] += np.float32(bonus)
+            first = special.items.offsets[:-1][rows]
+            bonus = special.bonus[first[here.owners] + here.places]
+            scores[here.owners, plain.shape[1] + here.places] += bonus
             order = np.lexsort((items, -scores))[:, :top]
             found.items[rows, : order.shape[1]] = np.take_along_axis(items, order, axis=1)
             found.scores[rows, : order.shape[1]] = np.take_along_axis(scores, order, axis=1)
@@ -180,18 +186,26 @@ class Nearest:
         return found if allowed is None else np.where(allowed[found], found, -1)
 
     def _special(
-        self, queries: int, allowed: Mask | None, excluded: Sequences | None, seen: Sequences | None
-    ) -> tuple[Sequences, Sequences]:
+        self,
+        queries: int,
+        allowed: Mask | None,
+        excluded: Sequences | None,
+        lifted: Lifted | None,
+    ) -> tuple[Sequences, Lifted]:
         """(barred from the plain search, to be scored one by one): a row a query, none twice."""
+        items, bonus = _usable_lifted(lifted, queries)
         out = self._distinct(queries, allowed, excluded, "excluded")
-        lifted = np.setdiff1d(self._distinct(queries, allowed, seen, "seen"), out)
-        barred = np.union1d(out, lifted)
-        items = max(len(self._vectors), 1)
+        scored = np.setdiff1d(self._distinct(queries, allowed, items, "lifted"), out)
+        barred = np.union1d(out, scored)
+        keys = self._keys(items)
+        order = np.argsort(keys, kind="stable")
+        bonus = bonus[order[np.searchsorted(keys[order], scored)]]
+        count = max(len(self._vectors), 1)
         rows = []
-        for keys in (barred, lifted):
-            lengths = np.bincount(keys // items, minlength=queries)
-            rows.append(Sequences.from_lengths((keys % items).astype(np.int32), lengths))
-        return rows[0], rows[1]
+        for keys in (barred, scored):
+            lengths = np.bincount(keys // count, minlength=queries)
+            rows.append(Sequences.from_lengths((keys % count).astype(np.int32), lengths))
+        return rows[0], Lifted(rows[1], bonus)
 
     def _distinct(
         self, queries: int, allowed: Mask | None, rows: Sequences | None, name: str
@@ -259,6 +273,21 @@ def _usable(vectors: Floats, name: str) -> Floats:
             "is NaN, infinite or too large; mend that row or leave it out"
         )
     return result
+
+
+def _usable_lifted(lifted: Lifted | None, queries: int) -> Lifted:
+    if lifted is None:
+        return Lifted(Sequences.of([[]] * queries), np.empty(0, np.float32))
+    bonus = np.asarray(lifted.bonus, dtype=np.float32)
+    if bonus.shape != lifted.items.values.shape:
+        raise RequestError(
+            f"a bonus of shape {bonus.shape} does not fit {len(lifted.items.values)} lifted items; "
+            "give one for each"
+        )
+    wrong = np.flatnonzero(~np.isfinite(bonus))
+    if len(wrong):
+        raise RequestError(f"a bonus of {bonus[wrong[0]]} is no score; give finite numbers")
+    return Lifted(lifted.items, bonus)
 
 
 def _graph(vectors: Floats) -> Any:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,7 +18,7 @@ from maskgr.config import DenseConfig, NetworkConfig, ObjectiveConfig
 from maskgr.diffusion.layout import Layout
 from maskgr.diffusion.noise import Noise, draw_item_noise, draw_noise
 from maskgr.diffusion.objective import States
-from maskgr.errors import RequestError
+from maskgr.errors import ArtefactError, RequestError
 from maskgr.models.causal import Copies, Past
 from maskgr.models.dense import DenseHead, ItemVectors, check_dense
 from maskgr.models.transformer import Dropout, Encoder, Memory, Tap, isolated_mask
@@ -25,7 +28,9 @@ class Network(nn.Module):
     """Noisy token sequences in, probabilities of the masked digits out.
 
     A token is (level, code), numbered level by level; `[MASK]` is the last number. The table
-    that tokens enter through is the one that they are scored with.
+    that tokens enter through is the one that they are scored with, unless the history is pooled:
+    there they enter as parts of items' vectors, with text and more beside them, and what a state
+    is compared with has to say all of it.
     """
 
     text: Tensor  # (items, any) embeddings of the catalogue
@@ -61,6 +66,9 @@ class Network(nn.Module):
                 self.tokens.weight[: self.mask_token] *= 0.3
         if self.causal:
             self.start = nn.Parameter(torch.randn(1, width))
+            self.levels = nn.Parameter(torch.randn(self.digits, width))
+        if self.pooled:
+            self.outputs = nn.Parameter(torch.randn(self.mask_token, width) * width**-0.5)
         learned = self.dense_config.table == "learned"
         if self.pooled or learned:
             own = len(self.text) if learned else 0
@@ -130,6 +138,13 @@ class Network(nn.Module):
         and here as large as what the blocks add."""
         rows: Tensor = self.tokens(tokens)
         return rows * math.sqrt(self.config.width)
+
+    def embed_copies(self, tokens: Tensor, before: Tensor) -> Tensor:
+        """(tokens, width) the tokens of items that a causal network predicts, each knowing its
+        level and `before` (items, width), the state of the history before its item: what a masked
+        digit first asks for is what the history asks for."""
+        copies = self.embed(tokens).view(-1, self.digits, self.config.width)
+        return (copies + self.levels + before[:, None]).flatten(0, 1)
 
     def item_vectors(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
         """(items, width) of items with `digits` (items, digits), by their catalogue numbers where
@@ -230,7 +245,7 @@ class Network(nn.Module):
         """Each item from the clean ones before it (`maskgr.models.causal`)."""
         plan = Copies.of(layout, self.digits, self.unit)
         units = self._history(digits, plan.past, numbers)
-        copies = self.dropout(self.embed(noisy))
+        copies = self.dropout(self.embed_copies(noisy, units[plan.past.before]))
         joint = torch.cat([units, copies]).index_select(0, plan.order)
         tap = Tap(self.tap_layer, plan.before) if self.dense else None
         states, tapped = self.encoder(joint, plan.layout, plan.masks, plan.copies[rows], None, tap)
@@ -324,8 +339,14 @@ class Network(nn.Module):
 
     def _scores(self, hidden: Tensor, start: int, stop: int) -> Tensor:
         """(rows, stop - start) logits of these tokens; float32 even where products are not."""
-        table, bias = self.tokens.weight[start:stop], self.bias[start:stop]
-        return functional.linear(hidden, table, bias).float()
+        table = self.outputs if self.pooled else self.tokens.weight
+        return functional.linear(hidden, table[start:stop], self.bias[start:stop]).float()
+
+    def digits_only(self) -> Iterator[nn.Parameter]:
+        """The parameters of a causal network that its dense head makes no use of."""
+        yield from (self.bias, self.levels, *self.encoder.norm.parameters())
+        if self.pooled:
+            yield self.outputs
 
 
 def _check(config: NetworkConfig) -> None:
@@ -371,3 +392,15 @@ def flops_per_token(network: Network, length: float, masked_share: float | None 
         if network.tap_layer == config.layers:
             dense += predicted * (1 if network.causal else m) * after
     return 3 * (layers + 2 * width * codes * masked_share + dense)
+
+
+def save_network(network: nn.Module, file: Path) -> None:
+    save_file({n: v.cpu().contiguous() for n, v in network.state_dict().items()}, file)
+
+
+def load_network(network: nn.Module, file: Path) -> None:
+    try:
+        network.load_state_dict(load_file(file))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ArtefactError(f"{file} cannot be used ({reason}); train again") from error

@@ -19,11 +19,13 @@ from torch import Tensor
 from maskgr.data.sequences import Sequences
 from maskgr.diffusion.decoding import Decoder, Ranking, Search
 from maskgr.items.catalogue import Exclusions
+from maskgr.models.followers import Followers
 from maskgr.models.history import Histories
-from maskgr.models.nearest import Nearest
+from maskgr.models.nearest import Lifted, Nearest
 from maskgr.models.network import Network
 from maskgr.models.softmax import Bonus, log_normaliser
 
+FOLLOW = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3)
 WEIGHTS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)
 
 
@@ -60,35 +62,46 @@ class Dense:
     network: Network
     table: Tensor  # (items, width)
     nearest: Nearest
+    followers: Followers | None
+    follow: float  # what is added to a score, times how much the item followed the history
 
     @classmethod
     @torch.no_grad()
-    def of(cls, network: Network, digits: Tensor) -> Dense:
+    def of(
+        cls, network: Network, digits: Tensor, followers: Followers | None, follow: float
+    ) -> Dense:
         """`digits`: (items, m) of the catalogue."""
         network.eval()
         table = network.table(digits)
-        return cls(network, table, Nearest(table.cpu().numpy(), network.dense_config.index))
+        nearest = Nearest(table.cpu().numpy(), network.dense_config.index)
+        return cls(network, table, nearest, followers, follow)
 
     def rank(self, asked: Asked, top: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """(users, top) items and log-probabilities."""
-        queries = asked.own.queries()
+        queries, bonus = asked.own.queries(), self._bonus(asked)
+        lifted = None
+        if bonus is not None:
+            lengths = bonus.rows.bincount(minlength=len(queries)).cpu().numpy()
+            special = Sequences.from_lengths(bonus.items.int().cpu().numpy(), lengths)
+            lifted = Lifted(special, bonus.values.cpu().numpy())
         items, scores = self.nearest.search(
             queries.cpu().numpy(),
             top,
             allowed=None if asked.allowed.all() else asked.allowed,
             excluded=asked.excluded,
-            seen=asked.seen,
-            bonus=self.repeat,
+            lifted=lifted,
         )
-        return items, scores - self._normaliser(asked, queries)[:, None]
+        return items, scores - self._normaliser(queries, bonus)[:, None]
 
     def score(self, asked: Asked, items: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """(users, width) log-probabilities of given `items` (users, width)."""
-        queries = asked.own.queries()
+        queries, bonus = asked.own.queries(), self._bonus(asked)
         scores = self.nearest.scores(queries.cpu().numpy(), items)
-        if self.repeat:
-            scores += self.repeat * taken(asked, torch.from_numpy(items)).numpy()
-        return scores - self._normaliser(asked, queries)[:, None]
+        if bonus is not None:
+            numbers = torch.from_numpy(items).to(queries.device).long()
+            rows = torch.arange(len(numbers), device=queries.device)[:, None].expand_as(numbers)
+            scores += bonus.at(rows, numbers).cpu().numpy()
+        return scores - self._normaliser(queries, bonus)[:, None]
 
     @property
     def repeat(self) -> float:
@@ -96,13 +109,26 @@ class Dense:
         bias = self.network.head.repeat_bias
         return 0.0 if bias is None else float(bias.detach())
 
-    def _normaliser(self, asked: Asked, queries: Tensor) -> npt.NDArray[np.float32]:
-        bonus = None
-        if self.repeat:
-            once = asked.seen.keep(~asked.seen.repeats())
-            rows = torch.from_numpy(once.owners).to(queries.device)
-            items = torch.from_numpy(once.values).long().to(queries.device)
-            bonus = Bonus(rows, items, torch.full(rows.shape, self.repeat, device=rows.device))
+    def _bonus(self, asked: Asked) -> Bonus | None:
+        """What some items' scores get beside the product: those that a user has, and others that
+        followed them."""
+        size, device = len(self.table), self.table.device
+        had = asked.seen.keep(~asked.seen.repeats())
+        keys = had.owners * size + had.values
+        values = np.full(len(keys), self.repeat, dtype=np.float32)
+        if self.follow and self.followers is not None:
+            found, strengths = self.followers.after(asked.seen)
+            others = found.owners * size + found.values
+            new = ~np.isin(others, keys)
+            keys = np.concatenate([keys, others[new]])
+            values = np.concatenate([values, np.float32(self.follow) * strengths[new]])
+        elif not self.repeat:
+            return None
+        order = np.argsort(keys)
+        rows, items = (torch.from_numpy(part).to(device) for part in np.divmod(keys[order], size))
+        return Bonus(rows, items, torch.from_numpy(values[order]).to(device))
+
+    def _normaliser(self, queries: Tensor, bonus: Bonus | None) -> npt.NDArray[np.float32]:
         found: npt.NDArray[np.float32] = (
             log_normaliser(queries, self.table, bonus=bonus).cpu().numpy()
         )

@@ -30,6 +30,19 @@ class Bonus:
     items: Tensor  # (entries,) int64; no (row, item) pair twice
     values: Tensor  # (entries,) float, differentiable
 
+    @torch.no_grad()
+    def at(self, rows: Tensor, items: Tensor) -> Tensor:
+        """The values of pairs of `rows` and `items`, 0 for those that get nothing."""
+        found = torch.zeros(rows.shape, device=rows.device)
+        if len(self.rows):
+            size = 1 + int(max(self.items.max(), items.max()))
+            keys, order = (self.rows * size + self.items).sort()
+            wanted = rows * size + items
+            place = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+            values = self.values.detach().float()[order][place]
+            found = torch.where(keys[place] == wanted, values, found)
+        return found
+
 
 def catalogue_cross_entropy(
     queries: Tensor,

@@ -1,0 +1,224 @@
+"""What the training loop asks of MaskGR: batches with their noise, the loss, validation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from maskgr.artefact import write_file
+from maskgr.config import DecodingConfig
+from maskgr.data.sequences import Sequences
+from maskgr.data.splits import Split
+from maskgr.diffusion.layout import Layout
+from maskgr.diffusion.noise import Noise
+from maskgr.diffusion.objective import States, negative_elbo, validation_bound
+from maskgr.evaluation.metrics import recall
+from maskgr.models.distillation import DenseTeacher
+from maskgr.models.network import load_network, save_network
+from maskgr.models.softmax import (
+    Bonus,
+    NegativeSampler,
+    catalogue_cross_entropy,
+    sampled_cross_entropy,
+)
+from maskgr.training.batches import by_length
+from maskgr.training.distributed import World
+
+if TYPE_CHECKING:
+    from maskgr.models.maskgr import MaskGR
+
+BEST = "best.network.safetensors"
+# A batch goes through the network in pieces whose intermediate results stay near the CPU: faster
+# than all at once, and a fraction of the memory. With a dense head a batch stays whole: each piece
+# would compute the whole catalogue's vectors again.
+PIECE_TOKENS = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Some sequences of a batch, with their noise."""
+
+    batch: Sequences
+    noise: Noise
+    negatives: Tensor | None  # (drawn,) items that stand for the catalogue
+
+
+@dataclass(eq=False)
+class Task:
+    """What the training loop asks of MaskGR (see `maskgr.training.loop.Task`)."""
+
+    model: MaskGR
+    split: Split
+    world: World
+    generative: bool = True  # or the dense head alone
+
+    def __post_init__(self) -> None:
+        config = self.model.config
+        self.network: nn.Module = self.model.network
+        self.catalogue = self.model.catalogue if config.objective.catalogue_aware else None
+        self.digits = self.model.digits
+        self.validation = self.split.validation
+        self.sampler = None
+        if self.model.network.dense and config.dense.negatives:
+            taken = np.bincount(self.split.train.values, minlength=len(self.digits))
+            self.sampler = NegativeSampler(torch.from_numpy(taken), config.dense.negatives)
+        self.sample = self.validation.sample(config.loop.validation_users, config.seed)
+
+    def prepare(self, batch: Sequences, seed: int) -> tuple[list[Piece], float]:
+        # Noise is drawn on the CPU for the whole batch, alike in every process, on every device.
+        digits = self.model.network.digits
+        layout = Layout.of((batch.lengths * digits).tolist())
+        generator = torch.Generator().manual_seed(seed)
+        noise = self.model.network.draw_noise(layout, self.model.config.objective, generator)
+        share = np.arange(self.world.rank, len(batch), self.world.size)
+        small = self.model.device.type == "cpu" and not self.model.network.dense
+        limit = PIECE_TOKENS if small else len(layout.sequences)
+        filled = np.cumsum(batch.lengths[share] * digits) // limit
+        parts = np.split(share, np.flatnonzero(np.diff(filled)) + 1)
+        drawn = self.sampler.draw(generator) if self.sampler else None
+        pieces = [Piece(batch.select(part), _part(noise, layout, part), drawn) for part in parts]
+        return pieces, float(noise.tokens)
+
+    def loss(self, piece: Piece) -> Tensor:
+        network, device = self.model.network, self.model.device
+        if not len(piece.batch):  # more processes than sequences
+            return network.bias.sum() * 0
+        layout = Layout.of((piece.batch.lengths * network.digits).tolist(), device)
+        noise = piece.noise.to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            numbers = torch.from_numpy(piece.batch.values).to(device).long()
+            digits = self.digits[numbers]
+            if not self.generative:
+                every = torch.arange(len(numbers), device=device)
+                states = States(every, network.predict(digits, layout, numbers), every)
+                # DistributedDataParallel wants a gradient for what only the digits use, too.
+                idle = [parameter.sum() for parameter in network.digits_only()]
+                zero = 0 * torch.stack(idle).sum()
+                return zero + self._dense_loss(piece, states, numbers, self._everything(piece))
+            everything = self._everything(piece)
+            share, teacher = self.model.config.objective.distil, None
+            if share and everything is not None:
+                teacher = DenseTeacher(share, *everything, self.model.catalogue)
+            loss, states = negative_elbo(
+                network, digits, layout, noise, self.catalogue, numbers, teacher
+            )
+            return loss.total + self._dense_loss(piece, states, numbers, everything)
+
+    def _everything(self, piece: Piece) -> tuple[Tensor, Bonus | None] | None:
+        """What the dense head chooses from: the catalogue's vectors (items, width), and what the
+        scores of items get that came before in a sequence; nothing if some stand for all."""
+        network = self.model.network
+        if not network.dense or piece.negatives is not None:
+            return None
+        bonus, repeat = None, network.head.repeat_bias
+        if repeat is not None:
+            rows, items = _had_before(piece.batch, self.model.device)
+            bonus = Bonus(rows, items, repeat.expand(len(rows)))
+        return network.table(self.digits), bonus
+
+    def _dense_loss(
+        self,
+        piece: Piece,
+        states: States,
+        numbers: Tensor,
+        everything: tuple[Tensor, Bonus | None] | None,
+    ) -> Tensor | float:
+        """The summed cross-entropy of the predicted items among all of the catalogue, or among
+        those drawn to stand for it."""
+        network, weight = self.model.network, self.model.config.dense.weight
+        if states.queries is None or states.predicted is None:
+            return 0.0
+        targets = numbers[states.predicted]
+        if everything is not None:
+            table, bonus = everything
+            return weight * catalogue_cross_entropy(states.queries, table, targets, bonus=bonus)
+        assert piece.negatives is not None
+        assert self.sampler is not None
+        drawn = piece.negatives.to(numbers.device)
+        return weight * sampled_cross_entropy(
+            states.queries,
+            network.table(self.digits[targets], targets),
+            network.table(self.digits[drawn], drawn),
+            log_q_negatives=self.sampler.log_q(drawn),
+            hits=targets[:, None] == drawn,
+        )
+
+    def tokens(self, batch: Sequences) -> int:
+        return len(batch.values) * self.model.network.digits
+
+    def validate(self, *, everyone: bool) -> dict[str, float]:
+        asked = self.validation if everyone else self.sample
+        own = np.arange(self.world.rank, len(asked.users), self.world.size)
+        recent = asked.histories.select(own).last(self.model.config.history_limit)
+        allowed = np.ones(len(self.model.sids.digits), dtype=bool)
+        # One step scores every item exactly: quick, and it tells better networks from worse.
+        quick = DecodingConfig(steps=1, retrieval="generative")
+        top = min(10, len(allowed))
+        self.model.forget()
+        found = {}
+        if self.generative:
+            found["generative_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items
+        if self.model.network.dense:
+            quick = replace(quick, retrieval="dense")
+            found["dense_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items
+        result = {
+            name: self._share(ranked, asked.targets[own], len(asked.users))
+            for name, ranked in found.items()
+        }
+        result["recall@10"] = sum(result.values()) / len(result)
+        if self.generative and not everyone:
+            result["bound"] = validation_bound(
+                self.model.network, self._held_out(), self.model.config.seed, self.catalogue
+            )
+        return result
+
+    def _share(
+        self, ranked: npt.NDArray[np.int32], targets: npt.NDArray[np.int32], users: int
+    ) -> float:
+        """recall@10 over all processes' users."""
+        hits = torch.tensor(float(recall(ranked, targets, 10).sum()), device=self.world.device)
+        return float(self.world.total(hits)) / users
+
+    def _held_out(self) -> Iterator[tuple[Tensor, Tensor, Layout]]:
+        """The sample's histories with their targets, in portions."""
+        pairs = zip(self.sample.histories, self.sample.targets, strict=True)
+        joined = Sequences.of([np.concatenate(pair) for pair in pairs])
+        joined = by_length(joined.last(self.model.config.history_limit + 1))
+        for part in self.model.portions(joined):
+            numbers, layout = self.model.batch(by_length(joined.select(part)))
+            yield self.digits[numbers], numbers, layout
+
+    def keep(self, run: Path) -> None:
+        with write_file(run / BEST) as draft:
+            save_network(self.model.network, draft)
+
+    def restore(self, run: Path) -> None:
+        load_network(self.model.network, run / BEST)
+
+
+def _part(noise: Noise, layout: Layout, part: npt.NDArray[np.int64]) -> Noise:
+    """The noise of the sequences `part` of the batch."""
+    chosen = torch.zeros(int(layout.sequences[-1]) + 1, dtype=torch.bool)
+    chosen[torch.from_numpy(part)] = True
+    return noise.part(chosen[layout.sequences])
+
+
+def _had_before(batch: Sequences, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(pairs,) twice: each item of the batch, by its place there, with every item before it in its
+    sequence, once."""
+    places = batch.places
+    later = np.repeat(np.arange(len(places)), places)
+    ends = np.cumsum(places)
+    within = np.arange(len(later)) - np.repeat(ends - places, places)
+    earlier = batch.values[later - places[later] + within].astype(np.int64)
+    if batch.repeats().any():
+        size = int(batch.values.max()) + 1
+        later, earlier = np.divmod(np.unique(later * size + earlier), size)
+    return torch.from_numpy(later).to(device), torch.from_numpy(earlier).to(device)
