@@ -63,12 +63,11 @@ def test_places_by_hand() -> None:
     assert plan.layout.positions.tolist() == [0, 2, 3, 0, 2, 2, 3, 4, 5]
     assert plan.order.tolist() == [0, 3, 4, 1, 2, 5, 6, 7, 8]
     assert plan.copies.tolist() == [1, 2, 5, 6, 7, 8]
-    assert plan.before.tolist() == [0, 3, 4]
 
 
 @pytest.mark.parametrize(("history", "layers"), KINDS)
 def test_one_pass_trains_on_what_decoding_meets(history: str, layers: int) -> None:
-    net = network(history, layers, dense=True)
+    net = network(history, layers, dense=layers > 0)
     digits = DIGITS[NUMBERS]
     masked = torch.rand(len(LAYOUT.positions), generator=torch.Generator().manual_seed(2)) < 0.6
     rows, counts = masked_rows(masked, 3)
@@ -88,6 +87,8 @@ def test_one_pass_trains_on_what_decoding_meets(history: str, layers: int) -> No
         torch.testing.assert_close(
             levels[level], torch.stack(expected[level]), atol=1e-4, rtol=1e-4
         )
+    if not layers:
+        return
     assert states.predicted is not None
     assert states.predicted.tolist() == list(range(len(NUMBERS)))
     for item, past in enumerate(prefixes()):

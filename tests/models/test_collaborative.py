@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from maskgr import Dataset, Recommender
 from maskgr.config import DenseConfig, NetworkConfig, SyntheticConfig, TrainConfig
@@ -17,6 +18,7 @@ from maskgr.errors import RequestError
 from maskgr.models.collaborative import carry_over, fit_tokens, score_space
 from maskgr.models.maskgr import FIRST, MaskGR
 from maskgr.models.network import Network
+from maskgr.models.task import BEST
 from maskgr.training.log import read_log
 from tests.models.test_retrieval import CONFIG
 
@@ -28,8 +30,9 @@ DIGITS = torch.tensor(list(product(range(4), range(3), range(2))))  # of 24 item
 def network(sizes: tuple[int, ...], seed: int) -> Network:
     torch.manual_seed(seed)
     config = NetworkConfig(
-        layers=2, width=16, heads=2, hidden=32, attention="causal", history="pooled"
-    )
+        layers=1, history_layers=1, width=16, heads=2, hidden=32, attention="causal",
+        history="pooled",
+    )  # fmt: skip
     made = Network(config, sizes, DENSE, torch.randn(24, 5, generator=torch.Generator()))
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -93,6 +96,12 @@ def test_two_stages_one_run(shop: Dataset, tmp_path: Path) -> None:
     steps = CONFIG.loop.steps // 2
     for folder in (tmp_path / FIRST, tmp_path):
         assert max(row["step"] for row in read_log(folder)) == steps
+    # What the dense head learned is settled while the digits learn.
+    network, first = rec.model.network.state_dict(), load_file(tmp_path / FIRST / BEST)
+    for name, tensor in first.items():
+        if name.startswith(("head.", "encoder.history_blocks.", "items.norm.", "items.text.")):
+            assert torch.equal(network[name], tensor), name
+    assert not torch.equal(network["levels"], first["levels"])
     again = Recommender.train(shop, config=COLLABORATIVE, run=tmp_path, resume=True)
     asked = shop.histories.select(np.arange(10))
     one, two = (r.rank(asked, 5, exclude_seen=True) for r in (rec, again))

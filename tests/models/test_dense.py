@@ -65,11 +65,12 @@ def test_every_parameter_is_registered_learns_and_is_saved(
     attention: str, table: str, cosine: bool
 ) -> None:
     dense = DenseConfig(
-        text_input=True, table=table, layer=2, hidden=6, rank=2,  # type: ignore[arg-type]
-        similarity="cosine" if cosine else "product", temperature=0.1, learn_temperature=True,
-        repeat_bias=False,
+        text_input=True, table=table, layer=0 if attention == "causal" else 2,  # type: ignore[arg-type]
+        hidden=6, rank=2, similarity="cosine" if cosine else "product", temperature=0.1,
+        learn_temperature=True, repeat_bias=False,
     )  # fmt: skip
-    net = network(dense, attention=attention).train()
+    alone = int(attention == "causal")  # layers of the history
+    net = network(dense, attention=attention, history_layers=alone).train()
     noise = net.draw_noise(
         LAYOUT, ObjectiveConfig(whole_item=1.0), torch.Generator().manual_seed(1)
     )
@@ -169,3 +170,10 @@ def test_bad_settings(changes: dict[str, Any], message: str) -> None:
 def test_text_must_be_given() -> None:
     with pytest.raises(RequestError, match="need the items' text embeddings"):
         Network(NetworkConfig(), SIZES, DenseConfig(table="text"))
+
+
+@pytest.mark.parametrize("changes", [{"layer": 1}, {"history_layers": 0}])
+def test_a_causal_head_reads_the_history_after_its_own_layers(changes: dict[str, int]) -> None:
+    dense = DenseConfig(table="learned", layer=changes.get("layer", 0))
+    with pytest.raises(RequestError, match="reads the history after its own layers"):
+        network(dense, attention="causal", history_layers=changes.get("history_layers", 1))

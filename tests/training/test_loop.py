@@ -236,8 +236,10 @@ def test_killed_at_random_and_resumed_equals_uninterrupted(shop: Path, tmp_path:
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 STAGES = [
-    "network.attention=causal", "network.history=pooled", "dense.table=learned",
-    "dense.text_input=true", "dense.repeat_bias=true", "collaborative=0.5", "unique=reassign",
+    "network.attention=causal", "network.history=pooled", "network.history_layers=1",
+    "dense.table=learned", "dense.text_input=true", "dense.repeat_bias=true", "collaborative=0.5",
+    # With k-means a rounding error can decide on an item's cluster, and on all that follows.
+    "quantizer=random", "unique=reassign",
 ]  # fmt: skip
 
 

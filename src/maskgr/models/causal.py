@@ -55,7 +55,6 @@ class Copies:
     masks: list[Tensor | None]
     order: Tensor  # (tokens,) row of `cat([history, copies])`
     copies: Tensor  # (digits of the items,) place of each digit's copy
-    before: Tensor  # (items,) place of the last unit before each item
 
     @classmethod
     def of(cls, layout: Layout, digits: int, unit: int) -> Copies:
@@ -81,7 +80,6 @@ class Copies:
             masks=masks,
             order=order,
             copies=copies,
-            before=units[past.before],
         )
 
 

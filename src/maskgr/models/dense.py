@@ -134,6 +134,12 @@ def check_dense(config: DenseConfig, network: NetworkConfig) -> None:
     for name in ("hidden", "rank", "temperature", "negatives", "weight", "followers"):
         if not getattr(config, name) >= 0:
             raise RequestError(f"dense.{name} is {getattr(config, name)}; it must be 0 or more")
+    causal = network.attention == "causal"
+    if config.table != "off" and causal and (config.layer or not network.history_layers):
+        raise RequestError(
+            "the dense head of a causal network reads the history after its own layers; set "
+            "network.history_layers to 1 or more and leave dense.layer out"
+        )
     if not 0 <= config.layer <= network.layers:
         raise RequestError(
             f"dense.layer is {config.layer} in a network of {network.layers} layers; use 0 to "

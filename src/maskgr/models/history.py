@@ -75,7 +75,7 @@ class Histories:
         self.counts = np.unique(histories.lengths, return_counts=True)[1].tolist()
         self.kept: list[_Keep] = []
         self.before: Tensor | None = None  # (users, width) what a causal target starts from
-        self.tapped: Tensor | None = None
+        self.tapped: Tensor | None = None  # (users, …) what the dense head reads
         self.started: list[Tensor] | None = None
 
     @property
@@ -100,7 +100,7 @@ class Histories:
         masked = torch.full(shape, self.network.mask_token, device=users.device)
         everything = torch.ones(shape, dtype=torch.bool, device=users.device)
         if self.network.causal:
-            self._encode_history()
+            self._keep_history()
             answers = self._cached(users, masked, everything)
         else:
             self.kept = self._fresh(self._target) if self.cache == "frozen" else []
@@ -113,7 +113,7 @@ class Histories:
         """(users, width of the items' vectors) the dense head's prediction of the next item."""
         if self.tapped is None:
             if self.network.causal:
-                self._encode_history()
+                self.tapped = self._history()[0].index_select(0, self.lengths.cumsum(0) - 1)
             else:
                 self.first()
         tapped = self.tapped
@@ -140,8 +140,8 @@ class Histories:
         step = max(1, TOKENS // each)
         return (slice(start, start + step) for start in range(0, len(user), step))
 
-    def _encode_history(self) -> None:
-        """A causal history by itself: what it is to the blocks that the target passes."""
+    def _history(self) -> tuple[Tensor, Layout, list[Tensor | None]]:
+        """A causal history after its own layers, its layout and masks."""
         network = self.network
         layout = history_layout(self.lengths, network.digits, network.unit)
         real = layout.positions > 0
@@ -151,13 +151,15 @@ class Histories:
             causal_mask((length - 1) // network.unit + 1, network.unit, 0, units.device)
             for _, length in layout.groups
         ]
-        units = network.encoder.history(units, layout, masks)
+        return network.encoder.history(units, layout, masks), layout, masks
+
+    def _keep_history(self) -> None:
+        """What a causal history is to the blocks that the target passes."""
+        units, layout, masks = self._history()
+        self.tapped = self.before = units.index_select(0, self.lengths.cumsum(0) - 1)
         self.kept = self._fresh(0)
-        last = self.lengths.cumsum(0) - 1
-        self.before = units[last]
-        tap = Tap(network.tap_layer, last) if network.dense else None
         nothing = torch.empty(0, dtype=torch.int64, device=units.device)
-        _, self.tapped = network.encoder(units, layout, masks, nothing, self.kept, tap)
+        self.network.encoder(units, layout, masks, nothing, self.kept)
 
     def _whole(
         self,

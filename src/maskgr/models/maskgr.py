@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -74,12 +74,14 @@ class MaskGR:
             torch.manual_seed(config.seed)
             model = cls(build_network(config, sids).to(here.device), sids, config)
             loop = config.loop
+            part: Literal["digits"] | None = None  # or all, where nothing was learned before
             if config.collaborative and work.sids is None:
+                part = "digits"
                 first, loop = _two_stages(config)
                 model = model._with_learned_ids(split, first, work, here)
             if here.writes:
                 print(_about(model, split), file=sys.stderr)
-            found = _run(Task(model, split, here), loop, work, work.run, "training")
+            found = _run(Task(model, split, here, part), loop, work, work.run, "training")
             if here.writes:
                 words = ", ".join(f"{name} {value:.2%}" for name, value in found.items())
                 print(
@@ -101,7 +103,7 @@ class MaskGR:
         if work.resume and is_artefact(made):
             load_network(self.network, folder / BEST)
         else:
-            _run(Task(self, split, here, generative=False), loop, work, folder, "item vectors")
+            _run(Task(self, split, here, "dense"), loop, work, folder, "item vectors")
             if here.writes:
                 _draw(folder)
                 vectors = self._item_vectors(split)

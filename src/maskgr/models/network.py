@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import torch
 from safetensors import SafetensorError
@@ -49,6 +49,7 @@ class Network(nn.Module):
         embeddings of the catalogue, where the dense settings use them."""
         super().__init__()
         self.config, self.dense_config = config, dense or DenseConfig()
+        self.settled = False  # what the dense head uses, while the digits learn
         self.sizes = tuple(sizes)
         self.starts = (0, *accumulate(self.sizes))  # of each level's tokens, and of [MASK]
         _check(config)
@@ -232,7 +233,11 @@ class Network(nn.Module):
             within = torch.arange(self.digits, device=digits.device)
             tap = Tap(self.tap_layer, (predicted[:, None] * self.digits + within).flatten())
         states, tapped = self.encode(embedded, layout, rows, tap=tap)
-        return States(states, self._queries(tapped), predicted)
+        if tapped is None:
+            return States(states, None, None)
+        return States(
+            states, self.head(tapped.view(-1, self.digits * self.config.width)), predicted
+        )
 
     def _next_items(
         self,
@@ -245,18 +250,21 @@ class Network(nn.Module):
         """Each item from the clean ones before it (`maskgr.models.causal`)."""
         plan = Copies.of(layout, self.digits, self.unit)
         units = self._history(digits, plan.past, numbers)
-        copies = self.dropout(self.embed_copies(noisy, units[plan.past.before]))
+        before = units.index_select(0, plan.past.before)
+        copies = self.dropout(self.embed_copies(noisy, before))
         joint = torch.cat([units, copies]).index_select(0, plan.order)
-        tap = Tap(self.tap_layer, plan.before) if self.dense else None
-        states, tapped = self.encoder(joint, plan.layout, plan.masks, plan.copies[rows], None, tap)
-        predicted = torch.arange(len(digits), device=digits.device) if self.dense else None
-        return States(states, self._queries(tapped), predicted)
+        states, _ = self.encoder(joint, plan.layout, plan.masks, plan.copies[rows])
+        if not self.dense:
+            return States(states, None, None)
+        return States(states, self.head(before), torch.arange(len(digits), device=digits.device))
 
     def _history(self, digits: Tensor, past: Past, numbers: Tensor | None) -> Tensor:
         """(tokens, width) starts and units, after the layers that they pass alone."""
         own = None if numbers is None else numbers[past.items]
         units = torch.cat([self.start, self.embed_history(digits[past.items], own)])
-        units = self.dropout(units.index_select(0, past.units))
+        units = units.index_select(0, past.units)
+        if not self.settled:
+            units = self.dropout(units)
         return self.encoder.history(units, past.layout, past.masks)
 
     def predict(self, digits: Tensor, layout: Layout, numbers: Tensor) -> Tensor:
@@ -264,23 +272,14 @@ class Network(nn.Module):
         gives them, without the digits: causal attention only."""
         past = Past.of(layout, self.digits, self.unit)
         units = self._history(digits, past, numbers)
-        nothing = torch.empty(0, dtype=torch.int64, device=units.device)
-        tap = Tap(self.tap_layer, past.before)
-        _, tapped = self.encoder(units, past.layout, past.masks, nothing, None, tap)
-        queries: Tensor = self.head(tapped)
+        queries: Tensor = self.head(units.index_select(0, past.before))
         return queries
 
     @property
     def tap_layer(self) -> int:
-        """How many layers the states pass before the dense head reads them."""
+        """How many layers the states pass before the dense head reads them, where digits and
+        history pass the same."""
         return self.dense_config.layer or self.config.layers
-
-    def _queries(self, tapped: Tensor | None) -> Tensor | None:
-        if tapped is None:
-            return None
-        inputs = tapped if self.causal else tapped.view(-1, self.digits * self.config.width)
-        queries: Tensor = self.head(inputs)
-        return queries
 
     def encode(
         self,
@@ -342,11 +341,28 @@ class Network(nn.Module):
         table = self.outputs if self.pooled else self.tokens.weight
         return functional.linear(hidden, table[start:stop], self.bias[start:stop]).float()
 
-    def digits_only(self) -> Iterator[nn.Parameter]:
-        """The parameters of a causal network that its dense head makes no use of."""
-        yield from (self.bias, self.levels, *self.encoder.norm.parameters())
+    def learn_only(self, part: Literal["dense", "digits"] | None) -> None:
+        """Which parameters of a causal network are trained: those that the dense head uses, those
+        that only the digits use, or all.
+
+        While the digits learn by themselves, what they start from is settled: no dropout there.
+        """
+        own = [self.bias, *self.encoder.norm.parameters(), *self.encoder.blocks.parameters()]
+        if self.causal:
+            own.append(self.levels)
         if self.pooled:
-            yield self.outputs
+            own.append(self.outputs)
+        for parameter in self.parameters():
+            parameter.requires_grad_(part != "digits")
+        for parameter in own:
+            parameter.requires_grad_(part != "dense")
+        self.settled = part == "digits"
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.settled:
+            self.encoder.history_blocks.eval()
+        return self
 
 
 def _check(config: NetworkConfig) -> None:
@@ -389,8 +405,8 @@ def flops_per_token(network: Network, length: float, masked_share: float | None 
         predicted = 1 / m if network.causal else masked_share**m / m  # items a digit
         items, entries = len(network.text), network.head.outputs
         dense = predicted * (network.head.flops + 2 * items * entries)
-        if network.tap_layer == config.layers:
-            dense += predicted * (1 if network.causal else m) * after
+        if not network.causal and network.tap_layer == config.layers:
+            dense += predicted * m * after
     return 3 * (layers + 2 * width * codes * masked_share + dense)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -57,14 +57,16 @@ class Task:
     model: MaskGR
     split: Split
     world: World
-    generative: bool = True  # or the dense head alone
+    part: Literal["dense", "digits"] | None = None  # what is trained; None is all
 
     def __post_init__(self) -> None:
         config = self.model.config
         self.network: nn.Module = self.model.network
+        self.model.network.learn_only(self.part)
         self.catalogue = self.model.catalogue if config.objective.catalogue_aware else None
         self.digits = self.model.digits
         self.validation = self.split.validation
+        self.settled: Tensor | None = None  # (items, width) vectors that no longer change
         self.sampler = None
         if self.model.network.dense and config.dense.negatives:
             taken = np.bincount(self.split.train.values, minlength=len(self.digits))
@@ -88,27 +90,27 @@ class Task:
 
     def loss(self, piece: Piece) -> Tensor:
         network, device = self.model.network, self.model.device
+        zero = torch.zeros((), device=device)
         if not len(piece.batch):  # more processes than sequences
-            return network.bias.sum() * 0
+            return 0 * sum((p.sum() for p in network.parameters() if p.requires_grad), zero)
         layout = Layout.of((piece.batch.lengths * network.digits).tolist(), device)
         noise = piece.noise.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             numbers = torch.from_numpy(piece.batch.values).to(device).long()
             digits = self.digits[numbers]
-            if not self.generative:
+            everything = self._everything(piece)
+            if self.part == "dense":
                 every = torch.arange(len(numbers), device=device)
                 states = States(every, network.predict(digits, layout, numbers), every)
-                # DistributedDataParallel wants a gradient for what only the digits use, too.
-                idle = [parameter.sum() for parameter in network.digits_only()]
-                zero = 0 * torch.stack(idle).sum()
-                return zero + self._dense_loss(piece, states, numbers, self._everything(piece))
-            everything = self._everything(piece)
+                return zero + self._dense_loss(piece, states, numbers, everything)
             share, teacher = self.model.config.objective.distil, None
             if share and everything is not None:
                 teacher = DenseTeacher(share, *everything, self.model.catalogue)
             loss, states = negative_elbo(
                 network, digits, layout, noise, self.catalogue, numbers, teacher
             )
+            if self.part == "digits":
+                return loss.total
             return loss.total + self._dense_loss(piece, states, numbers, everything)
 
     def _everything(self, piece: Piece) -> tuple[Tensor, Bonus | None] | None:
@@ -121,7 +123,12 @@ class Task:
         if repeat is not None:
             rows, items = _had_before(piece.batch, self.model.device)
             bonus = Bonus(rows, items, repeat.expand(len(rows)))
-        return network.table(self.digits), bonus
+        if self.part != "digits":
+            return network.table(self.digits), bonus
+        if self.settled is None:
+            with torch.no_grad():
+                self.settled = network.table(self.digits)
+        return self.settled, bonus
 
     def _dense_loss(
         self,
@@ -163,7 +170,7 @@ class Task:
         top = min(10, len(allowed))
         self.model.forget()
         found = {}
-        if self.generative:
+        if self.part != "dense":
             found["generative_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items
         if self.model.network.dense:
             quick = replace(quick, retrieval="dense")
@@ -173,7 +180,7 @@ class Task:
             for name, ranked in found.items()
         }
         result["recall@10"] = sum(result.values()) / len(result)
-        if self.generative and not everyone:
+        if self.part != "dense" and not everyone:
             result["bound"] = validation_bound(
                 self.model.network, self._held_out(), self.model.config.seed, self.catalogue
             )
