@@ -31,7 +31,13 @@ CONFIG = TrainConfig(
     unique="reassign",
     quantizer=QuantizerConfig(levels=2, codes=8),
     network=NetworkConfig(
-        layers=1, width=16, heads=2, hidden=32, attention="causal", history="pooled"
+        layers=1,
+        history_layers=1,
+        width=16,
+        heads=2,
+        hidden=32,
+        attention="causal",
+        history="pooled",
     ),
     dense=DenseConfig(text_input=True, table="learned", hidden=0, temperature=0),
     loop=LoopConfig(steps=60, token_budget=1500, learning_rate=1e-2, validations=1),
