@@ -460,3 +460,12 @@ def test_samplers_of_nothing_are_refused() -> None:
         NegativeSampler(torch.tensor([3, -1]), 5)
     with pytest.raises(RequestError, match="0 negatives"):
         NegativeSampler(torch.zeros(3), 0)
+
+
+def test_a_bonus_looked_up() -> None:
+    bonus = Bonus(torch.tensor([0, 0, 2]), torch.tensor([4, 1, 3]), torch.tensor([0.5, -1.0, 2.0]))
+    rows, items = torch.tensor([0, 0, 1, 2, 2]), torch.tensor([1, 4, 1, 3, 4])
+    assert bonus.at(rows, items).tolist() == [-1.0, 0.5, 0.0, 2.0, 0.0]
+    assert bonus.at(rows[:0], items[:0]).shape == (0,)
+    nothing = Bonus(rows[:0], items[:0], torch.zeros(0))
+    assert nothing.at(rows, items).tolist() == [0.0] * 5

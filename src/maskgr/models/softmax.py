@@ -34,7 +34,7 @@ class Bonus:
     def at(self, rows: Tensor, items: Tensor) -> Tensor:
         """The values of pairs of `rows` and `items`, 0 for those that get nothing."""
         found = torch.zeros(rows.shape, device=rows.device)
-        if len(self.rows):
+        if len(self.rows) and items.numel():
             size = 1 + int(max(self.items.max(), items.max()))
             keys, order = (self.rows * size + self.items).sort()
             wanted = rows * size + items
