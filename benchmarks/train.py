@@ -2,8 +2,9 @@
 
     python benchmarks/train.py [DATA] [--picture cost.png] [--json]
 
-(a) achieved FLOP/s of whole training steps over the FLOP/s of a plain float32 matrix product, in
-    as many processes as `maskgr train` starts, and in one;
+(a) achieved FLOP/s of whole training steps, as the presets do them, over the FLOP/s of a plain
+    float32 matrix product, in as many processes as `maskgr train` starts, and in one; `cpu` trains
+    in two stages, each by itself;
 (b) users a second beside a reference: every sequence padded to 120 tokens, `nn.TransformerEncoder`,
     logits over the whole vocabulary at every position;
 (c) the cost against the length of the history and the number of items.
@@ -39,7 +40,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split, leave_out
 from maskgr.devices import keep_freed_memory
 from maskgr.models.maskgr import MaskGR, build_network
-from maskgr.models.network import flops_per_token
+from maskgr.models.network import Part, flops_per_token
 from maskgr.models.task import Task
 from maskgr.optimizer import build_optimizer, clip_gradients
 from maskgr.training.batches import Batches, Place
@@ -49,6 +50,7 @@ from maskgr.training.loop import _Forward
 SIZES = (256, 256, 256, 256, 6)  # the paper's, with a de-duplication digit
 PADDED = 120
 BUDGET = 16_384
+STAGES: tuple[tuple[str, Part | None], ...] = (("cpu", "dense"), ("cpu", "digits"), ("paper", None))
 ALONE = World(0, 1, torch.device("cpu"))
 PROCESSES = min(os.cpu_count() or 1, MOST)
 ROUNDS = 5
@@ -78,21 +80,28 @@ class Ours:
     """A training step as the loop does it."""
 
     def __init__(
-        self, preset: str, digits: Tensor, *, aware: bool | None = None, world: World = ALONE
+        self,
+        preset: str,
+        digits: Tensor,
+        part: Part | None = None,
+        *,
+        aware: bool | None = None,
+        world: World = ALONE,
     ) -> None:
         config = PRESETS[preset]
         if aware is not None:  # the digits' loss alone
             objective = replace(config.objective, catalogue_aware=aware)
-            config = replace(config, objective=objective, dense=DenseConfig())
+            config = replace(config, objective=replace(objective, distil=0), dense=DenseConfig())
         self.world = world
         text = np.random.default_rng(0).standard_normal((len(digits), 256)).astype(np.float32)
-        sids: Any = SimpleNamespace(digits=digits.numpy(), codebook_sizes=SIZES, embeddings=text)
+        sizes = SIZES[: digits.shape[1]]
+        sids: Any = SimpleNamespace(digits=digits.numpy(), codebook_sizes=sizes, embeddings=text)
         self.network = build_network(config, sids).train()
         self.optimizer = build_optimizer(self.network, 1e-3, 1e-3)
         model = MaskGR(self.network, sids, config)
         nobody = Holdout(np.empty(0, np.int64), Sequences.of([]), np.empty((0, 1), np.int32))
         split = Split(Sequences.of([]), nobody, nobody)
-        self.task = Task(model, split, world)
+        self.task = Task(model, split, world, part)
         self.wrapped = world.wrap(_Forward(self.task))
 
     def step(self, batch: Sequences) -> None:
@@ -107,13 +116,16 @@ class Ours:
         self.optimizer.step()
 
 
-def worker(rank: int, size: int, port: int, preset: str, digits: Any, pipe: Any) -> None:
+def worker(
+    rank: int, size: int, port: int, preset: str, digits: Any, part: Part | None, pipe: Any
+) -> None:
     """A process that does its share of each batch it is sent."""
     torch.set_num_threads(1)
     keep_freed_memory()
     torch.manual_seed(0)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
-    ours = Ours(preset, torch.from_numpy(digits), world=World(rank, size, torch.device("cpu")))
+    here = World(rank, size, torch.device("cpu"))
+    ours = Ours(preset, torch.from_numpy(digits), part, world=here)
     while (batch := pipe.recv()) is not None:
         ours.step(batch)
         pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
@@ -123,7 +135,7 @@ def worker(rank: int, size: int, port: int, preset: str, digits: Any, pipe: Any)
 class Together:
     """Processes of one thread each that train together."""
 
-    def __init__(self, preset: str, digits: Tensor, size: int) -> None:
+    def __init__(self, preset: str, digits: Tensor, part: Part | None, size: int) -> None:
         context = multiprocessing.get_context("spawn")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -132,7 +144,7 @@ class Together:
         self.pipes = [own for own, _ in pairs]
         array = digits.numpy().copy()  # sending a tensor would move it under the feet of others
         self.processes = [
-            context.Process(target=worker, args=(rank, size, port, preset, array, other))
+            context.Process(target=worker, args=(rank, size, port, preset, array, part, other))
             for rank, (_, other) in enumerate(pairs)
         ]
         for process in self.processes:
@@ -200,20 +212,28 @@ def histories(data: str) -> tuple[Sequences, Tensor]:
     return leave_out(dataset.histories).train, torch.from_numpy(digits)
 
 
-def batches_of(sequences: Sequences, count: int) -> list[Sequences]:
-    stream = Batches(sequences, 21, BUDGET // len(SIZES)).from_place(Place())
-    return [next(stream)[1] for _ in range(count)]
+def batches_of(sequences: Sequences, items: int) -> list[Sequences]:
+    """Of so many items, one to warm up and the rounds."""
+    stream = Batches(sequences, 21, items).from_place(Place())
+    return [next(stream)[1] for _ in range(ROUNDS + 1)]
 
 
-def efficiency(preset: str, batches: list[Sequences], digits: Tensor) -> dict[str, float]:
+def efficiency(
+    preset: str, part: Part | None, sequences: Sequences, digits: Tensor
+) -> dict[str, Any]:
     """(a) and the peak memory of a process that did the whole batch."""
-    ours, together = Ours(preset, digits), Together(preset, digits, PROCESSES)
+    if PRESETS[preset].unique != "append":
+        digits = digits[:, :4]
+    m, taught = digits.shape[1], PRESETS[preset].objective.distil
+    ours = Ours(preset, digits, part)
+    together = Together(preset, digits, part, PROCESSES)
     ratios: dict[str, list[float]] = {"one": [], "together": []}
     tokens_per_second = []
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(batches_of(sequences, PRESETS[preset].loop.token_budget // m)):
         light = matrix_speed()
-        lengths = batch.lengths * len(SIZES)
-        flops = flops_per_token(ours.network, float((lengths**2).sum() / lengths.sum()))
+        lengths = batch.lengths * m
+        length = float((lengths**2).sum() / lengths.sum())
+        flops = flops_per_token(ours.network, length, part=part, taught=taught)
         for name, way in (("one", ours), ("together", together)):
             seconds = timed(way.step, batch)
             if number:  # the first is for warming up
@@ -221,6 +241,8 @@ def efficiency(preset: str, batches: list[Sequences], digits: Tensor) -> dict[st
         tokens_per_second.append(lengths.sum() / seconds)
     together.close()
     return {
+        "preset": preset,
+        "part": part,
         "parameters": sum(p.numel() for p in ours.network.parameters()),
         "processes": PROCESSES,
         "tokens_per_second": float(np.median(tokens_per_second)),
@@ -305,14 +327,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     sequences, digits = histories(options.data)
-    batches = batches_of(sequences, ROUNDS + 1)
     torch.manual_seed(0)
     keep_freed_memory()
     found: dict[str, Any] = {
         "data": options.data,
-        "cpu": efficiency("cpu", batches, digits),
-        "paper": efficiency("paper", batches, digits),
-        "reference": against_reference(batches, digits),
+        "stages": [efficiency(preset, part, sequences, digits) for preset, part in STAGES],
+        "reference": against_reference(batches_of(sequences, BUDGET // len(SIZES)), digits),
         "by_length": cost_by_length([2, 5, 10, 20, 50, 100]),
         "by_items": cost_by_items([100, 10_000, 1_000_000], aware=False),
         "by_items_catalogue_aware": cost_by_items([100, 10_000, 1_000_000], aware=True),
@@ -322,13 +342,13 @@ def main() -> None:
     if options.json:
         print(json.dumps(found, indent=2))
         return
-    for preset in ("cpu", "paper"):
-        row = found[preset]
+    for row in found["stages"]:
         print(
-            f"{preset:6} {row['parameters']:>10,} parameters {row['tokens_per_second']:>9,.0f} "
-            f"tokens/s, {row['share_of_matrix_product']:.2f} of a matrix product's FLOP/s in "
-            f"{row['processes']} processes, {row['share_in_one_process']:.2f} in one, peak "
-            f"{row['peak_gib']:.2f} GiB in one"
+            f"{row['preset']:5} {row['part'] or '':6} {row['parameters']:>10,} parameters "
+            f"{row['tokens_per_second']:>9,.0f} tokens/s, "
+            f"{row['share_of_matrix_product']:.2f} of a matrix product's FLOP/s in "
+            f"{row['processes']} processes, {row['share_in_one_process']:.2f} in one, "
+            f"peak {row['peak_gib']:.2f} GiB in one"
         )
     row = found["reference"]
     print(

@@ -182,8 +182,8 @@ class ObjectiveConfig:
     catalogue_aware: bool = False
     """A digit's probabilities run over the codes that some item with the revealed digits has."""
     distil: float = 0.0
-    """Share of a digit's target that is what the dense head expects, instead of the digit that
-    came (causal attention, and a dense head that is trained on the whole catalogue)."""
+    """Share of the items to be filled in that are drawn from what the dense head expects, instead
+    of those that came (causal attention, and a dense head trained on the whole catalogue)."""
 
 
 @dataclass(frozen=True)
@@ -296,9 +296,9 @@ PRESETS = {
     # the digits what else might have come. Which single item follows which is remembered beside.
     "cpu": TrainConfig(
         unique="reassign",
-        collaborative=0.25,
+        collaborative=0.2,
         network=NetworkConfig(
-            layers=2, history_layers=2, width=256, dropout=0.3, attention="causal", history="pooled"
+            layers=1, history_layers=2, width=256, dropout=0.3, attention="causal", history="pooled"
         ),
         dense=DenseConfig(
             text_input=True,

@@ -14,7 +14,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.diffusion.layout import Layout
 from maskgr.diffusion.objective import masked_rows, negative_elbo
 from maskgr.errors import RequestError
-from maskgr.models.causal import Copies
+from maskgr.models.causal import Copies, Past
 from maskgr.models.history import Histories
 from maskgr.models.network import Network
 
@@ -53,12 +53,14 @@ def prefixes() -> list[list[int]]:
 
 
 def test_places_by_hand() -> None:
-    plan = Copies.of(Layout.of([2, 4]), 2, 1)  # one item, two items, of two digits
-    assert plan.past.items.tolist() == [False, True, False]
-    assert plan.past.layout.groups == ((1, 1), (1, 2))
-    assert plan.past.layout.positions.tolist() == [0, 0, 2]
-    assert plan.past.units.tolist() == [0, 0, 1]
-    assert plan.past.before.tolist() == [0, 1, 2]
+    layout = Layout.of([2, 4])  # one item, two items, of two digits
+    past = Past.of(layout, 2, 1)
+    plan = Copies.of(past, layout, 2, 1)
+    assert past.items.tolist() == [False, True, False]
+    assert past.layout.groups == ((1, 1), (1, 2))
+    assert past.layout.positions.tolist() == [0, 0, 2]
+    assert past.units.tolist() == [0, 0, 1]
+    assert past.before.tolist() == [0, 1, 2]
     assert plan.layout.groups == ((1, 3), (1, 6))
     assert plan.layout.positions.tolist() == [0, 2, 3, 0, 2, 2, 3, 4, 5]
     assert plan.order.tolist() == [0, 3, 4, 1, 2, 5, 6, 7, 8]
@@ -96,7 +98,7 @@ def test_one_pass_trains_on_what_decoding_meets(history: str, layers: int) -> No
         assert states.queries is not None
         torch.testing.assert_close(states.queries[item], query[0], atol=1e-4, rtol=1e-4)
     with torch.no_grad():
-        alike = net.predict(digits, LAYOUT, NUMBERS)
+        alike = net.queries(net.remember(digits, LAYOUT, NUMBERS))
     torch.testing.assert_close(alike, states.queries, atol=1e-4, rtol=1e-4)
 
 

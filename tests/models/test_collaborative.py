@@ -46,8 +46,8 @@ def test_other_digits_change_no_vector_and_no_prediction() -> None:
     torch.testing.assert_close(old.table(DIGITS), new.table(other), atol=1e-4, rtol=1e-4)
     numbers, layout = torch.tensor([3, 1, 9, 9, 0]), Layout.of([6, 9])
     torch.testing.assert_close(
-        old.predict(DIGITS[numbers], layout, numbers),
-        new.predict(other[numbers], layout, numbers),
+        old.queries(old.remember(DIGITS[numbers], layout, numbers)),
+        new.queries(new.remember(other[numbers], layout, numbers)),
         atol=1e-4,
         rtol=1e-4,
     )

@@ -11,7 +11,7 @@ from maskgr import Recommender
 from maskgr.config import SyntheticConfig
 from maskgr.data.open import fetch
 from maskgr.diffusion.layout import Layout
-from maskgr.diffusion.objective import States, negative_elbo
+from maskgr.diffusion.objective import masked_rows, weighed
 from maskgr.errors import RequestError
 from maskgr.items.catalogue import Catalogue
 from maskgr.models.distillation import DenseTeacher
@@ -44,19 +44,67 @@ def test_expected_digits_by_enumeration(
         values = torch.randn(len(rows), generator=rng)
         bonus = Bonus(rows, items.flatten(), values)
         scores[rows, items.flatten()] += values
-    teacher = DenseTeacher(1.0, table, bonus, Catalogue(codes, SIZES))
-    found = teacher.expect(States(queries, queries, None), true, revealed)
+    teacher = DenseTeacher(1.0, queries, table, bonus, Catalogue(codes, SIZES))
+    wanted = torch.arange(len(revealed)) != 4
+    found = teacher.expect(true, revealed, wanted)
     chances = scores.softmax(1).numpy()
     for row, level in product(range(len(revealed)), range(3)):
         agree = ((codes == true[row]) | ~revealed[row]).all(1).numpy()
         among = np.where(agree, chances[row], 0) / chances[row][agree].sum()
         by_hand = np.bincount(codes[:, level], among, minlength=SIZES[level])
-        if revealed[row].all():
+        if revealed[row].all() or not wanted[row]:
             by_hand = np.zeros(SIZES[level])
         assert found[level][row].numpy() == pytest.approx(by_hand, abs=1e-5)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_items_are_drawn_as_often_as_they_are_expected() -> None:
+    rng = torch.Generator().manual_seed(0)
+    codes = torch.tensor(list(product(*map(range, SIZES))))[:12]
+    queries, table = torch.randn(1, 5, generator=rng), torch.randn(12, 5, generator=rng)
+    count, share = 20_000, 0.6
+    revealed = torch.tensor([True, False, False]).expand(count, 3)
+    teacher = DenseTeacher(share, queries.expand(count, 5), table, None, Catalogue(codes, SIZES))
+    came, uniform = torch.full((count,), 7), torch.rand(count, generator=rng)
+    lesson = teacher.teach(came, uniform, revealed)
+    chances = share * (queries @ table.T).softmax(1)[0]
+    chances[7] += 1 - share
+    matches = (lesson.digits[:, None] == codes).all(2).float()  # (count, items)
+    assert matches.mean(0).numpy() == pytest.approx(chances.numpy(), abs=0.015)
+    assert float(lesson.weight.mean()) == pytest.approx(share, abs=0.015)
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_what_is_expected_stands_for_the_drawn_digits(share: float) -> None:
+    """The mean over all items that could be drawn, of the loss that has their digits as targets."""
+    rng = torch.Generator().manual_seed(3)
+    codes = torch.tensor(list(product(*map(range, SIZES))))[::2]
+    catalogue = Catalogue(codes, SIZES)
+    queries, table = torch.randn(1, 5, generator=rng), torch.randn(len(codes), 5, generator=rng)
+    teacher = DenseTeacher(share, queries, table, None, catalogue)
+    chances = (queries @ table.T).softmax(1)[0]
+    came = torch.tensor([4])
+    for revealed in torch.tensor(list(product([False, True], repeat=3)))[:-1]:
+        log_probs = [torch.randn(len(codes), size, generator=rng) for size in SIZES]
+        # What a network says depends on what is revealed of the item.
+        seen = torch.unique(codes * revealed, dim=0, return_inverse=True)[1]
+        level = int((~revealed).int().argmax())
+        hard = log_probs[level][seen, codes[:, level]]
+        wanted = share * chances @ hard + (1 - share) * hard[came]
+        edges = share * chances.cumsum(0)
+        found = torch.zeros(1)
+        for item in range(-1, len(codes)):  # each of the uniform's intervals, by its middle
+            low = edges[item - 1] if item > 0 else torch.tensor(0.0)
+            low, high = (edges[-1], torch.tensor(1.0)) if item < 0 else (low, edges[item])
+            lesson = teacher.teach(came, (low + high)[None] / 2, revealed[None])
+            own = int((codes == lesson.digits).all(1).int().argmax())
+            said = log_probs[level][seen[own]]
+            taught = (lesson.expected[level][0] * said).sum()
+            score = torch.lerp(said[lesson.digits[0, level]], taught, lesson.weight[0])
+            found += (high - low) * score
+        assert float(found) == pytest.approx(float(wanted), abs=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
 def test_the_target_is_a_mixture(share: float) -> None:
     torch.manual_seed(0)
     codes = torch.tensor(list(product(*map(range, SIZES))))[::2]
@@ -66,22 +114,21 @@ def test_the_target_is_a_mixture(share: float) -> None:
     numbers, layout = torch.tensor([3, 1, 9, 9, 0]), Layout.of([6, 9])
     generator = torch.Generator().manual_seed(1)
     noise = network.draw_noise(layout, CONFIG.objective, generator)
-    table = network.table(codes)
-    teacher = DenseTeacher(share, table, None, catalogue)
-    loss, states = negative_elbo(
-        network, codes[numbers], layout, noise, catalogue, numbers, teacher
-    )
-    assert states.queries is not None
+    past = network.remember(codes[numbers], layout, numbers)
+    teacher = DenseTeacher(share, network.queries(past), network.table(codes), None, catalogue)
     masked = noise.masked.view(-1, 3)
-    expected = teacher.expect(states, codes[numbers], ~masked)
+    lesson = teacher.teach(numbers, torch.rand(5, generator=generator), ~masked)
+    rows, _ = masked_rows(noise.masked, 3)
+    states = network.predict(past, lesson.digits, noise.masked, layout, rows)
+    loss = weighed(network, states, lesson.digits, noise, catalogue, lesson)
     total = 0.0
     for item, level in masked.nonzero().tolist():
         row = torch.tensor([3 * item + level])
-        hidden = network.denoise(codes[numbers], noise.masked, layout, row, numbers).digits
-        digits, known = codes[numbers[item], None], ~masked[item, None]
+        hidden = network.predict(past, lesson.digits, noise.masked, layout, row)
+        digits, known = lesson.digits[item, None], ~masked[item, None]
         log_probs = network.log_probs(hidden, level, catalogue.allowed(level, digits, known))[0]
-        target = share * expected[level][item]
-        target[digits[0, level]] += 1 - share
+        target = lesson.weight[item] * lesson.expected[level][item]
+        target[digits[0, level]] += 1 - lesson.weight[item]
         possible = target > 0
         total -= float((target[possible] * log_probs.detach()[possible]).sum() / noise.levels[row])
     assert float(loss.total.detach()) == pytest.approx(total, rel=1e-4)

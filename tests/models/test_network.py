@@ -10,7 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from maskgr.config import DenseConfig, NetworkConfig
 from maskgr.diffusion.layout import Layout
-from maskgr.models.network import Network, flops_per_token
+from maskgr.diffusion.noise import Noise
+from maskgr.diffusion.objective import masked_rows, weighed
+from maskgr.items.catalogue import Catalogue
+from maskgr.models.distillation import DenseTeacher
+from maskgr.models.network import Network, Part, flops_per_token
 
 SIZES = (5, 4, 2)
 
@@ -157,3 +161,34 @@ def test_flops_of_the_causal_layout_against_torchs_own_count() -> None:
         table = model.table(torch.randint(6, (9, 2))).detach().requires_grad_()
         (model.log_probs(states.digits, 0).sum() + (states.queries @ table.T).sum()).backward()
     assert counter.get_total_flops() == pytest.approx(24 * flops_per_token(model, 8, 0.25))
+
+
+@pytest.mark.parametrize("part", ["dense", "digits"])
+def test_flops_of_a_part_against_torchs_own_count(part: Part) -> None:
+    config = NetworkConfig(
+        layers=2, width=16, heads=2, hidden=40, attention="causal", history="pooled",
+        history_layers=2,
+    )  # fmt: skip
+    dense = DenseConfig(table="learned", hidden=0, rank=0)
+    codes = torch.tensor([(a, b) for a in range(3) for b in range(3)])
+    catalogue = Catalogue(codes, (3, 3))
+    model = Network(config, (3, 3), dense, torch.randn(9, 3))
+    model.learn_only(part)
+    table = model.table(codes).detach().requires_grad_(part == "dense")
+    numbers, layout = torch.arange(12) % 9, Layout.of([8, 8, 8])
+    masked = torch.tensor([True, False] * 6 + [True, True] * 6)  # half of the items whole
+    rows, _ = masked_rows(masked, 2)
+    noise = Noise(masked, torch.ones(24), torch.tensor(24))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        past = model.remember(codes[numbers], layout, numbers)
+        queries = model.queries(past)
+        if part == "dense":
+            (queries @ table.T).sum().backward()
+        else:
+            teacher = DenseTeacher(0.5, queries, table, None, catalogue)
+            uniform = torch.tensor([0.2, 0.7] * 6)  # half of those that could be are drawn
+            lesson = teacher.teach(numbers, uniform, ~masked.view(-1, 2))
+            states = model.predict(past, lesson.digits, masked, layout, rows)
+            weighed(model, states, lesson.digits, noise, catalogue, lesson).total.backward()
+    expected = 24 * flops_per_token(model, 8, 0.75, part=part, taught=0.5)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)

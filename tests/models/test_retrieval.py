@@ -63,7 +63,7 @@ def trained(request: pytest.FixtureRequest, shop: Dataset) -> Recommender:
     rec = Recommender.train(shop, config=CONFIG if request.param == "causal" else PAPER)
     assert isinstance(rec.model, MaskGR)
     if rec.model.followers is not None:  # whatever validation found
-        rec.model.follow = 0.7
+        rec.model.weights = replace(rec.model.weights, follow=0.7, repeat=2.0)
         rec.model.forget()
     return rec
 
@@ -98,11 +98,13 @@ def dense_log_probs(rec: Recommender, asked: Sequences) -> torch.Tensor:
             assert states.queries is not None
             scores = states.queries[-1] @ net.table(digits).T
             if net.head.repeat_bias is not None:
-                scores[numbers.unique()] += net.head.repeat_bias
+                scores[numbers.unique()] += model.weights.repeat * net.head.repeat_bias
             if model.followers is not None:
                 found, strengths = model.followers.after(Sequences.of([history]))
                 new = ~np.isin(found.values, history)
-                scores[found.values[new]] += torch.from_numpy(model.follow * strengths[new])
+                scores[found.values[new]] += torch.from_numpy(
+                    np.float32(model.weights.follow) * strengths[new]
+                )
         rows.append(scores.log_softmax(0))
     return torch.stack(rows)
 
@@ -137,24 +139,21 @@ def test_fused_is_the_weighted_sum_over_what_either_finds(
     dense = dense_log_probs(trained, asked).numpy()
     model = trained.model
     assert isinstance(model, MaskGR)
-    plain = replace(trained, model=replace(model, repeat=0.0))
+    plain = replace(trained, model=replace(model, weights=replace(model.weights, repeat_beams=0.0)))
     every, log_probs = rank(plain, asked, ITEMS, "generative", beams=ITEMS)
     generative = np.empty_like(dense)
     np.put_along_axis(generative, every.astype(np.int64), log_probs, axis=1)
     beams, _ = rank(trained, asked, 6, "generative", beams=6)
     near, _ = rank(trained, asked, 6, "dense")
-    weight = model.fusion
-    try:
-        for model.fusion in (0.0, 0.7):
-            items, scores = rank(trained, asked, 6, "fused", beams=6)
-            for user in range(len(asked)):
-                total = dense[user] + model.fusion * generative[user]
-                pool = set(beams[user].tolist()) | set(near[user].tolist())
-                by_hand = sorted(pool, key=lambda item: -total[item])[:6]
-                assert scores[user] == pytest.approx(total[by_hand], abs=1e-3)
-                assert set(items[user].tolist()) <= pool
-    finally:
-        model.fusion = weight
+    for weight in (0.0, 0.7):
+        told = replace(trained, model=replace(model, weights=replace(model.weights, fusion=weight)))
+        items, scores = rank(told, asked, 6, "fused", beams=6)
+        for user in range(len(asked)):
+            total = dense[user] + weight * generative[user]
+            pool = set(beams[user].tolist()) | set(near[user].tolist())
+            by_hand = sorted(pool, key=lambda item: -total[item])[:6]
+            assert scores[user] == pytest.approx(total[by_hand], abs=1e-3)
+            assert set(items[user].tolist()) <= pool
 
 
 def test_the_repeat_bias_of_beams(shop: Dataset, trained: Recommender) -> None:
@@ -162,11 +161,16 @@ def test_the_repeat_bias_of_beams(shop: Dataset, trained: Recommender) -> None:
     assert isinstance(model, MaskGR)
     asked = histories(shop)
     (plain_items, plain), (items, scores) = (
-        rank(replace(trained, model=replace(model, repeat=repeat)), asked, ITEMS, "generative")
-        for repeat in (0.0, -3.0)
+        rank(
+            replace(trained, model=replace(model, weights=replace(model.weights, repeat_beams=w))),
+            asked,
+            ITEMS,
+            "generative",
+        )
+        for w in (0.0, 3.0)
     )
     for user, history in enumerate(asked.last(trained.config.history_limit)):
-        by_hand = plain[user] - 3 * np.isin(plain_items[user], history)
+        by_hand = plain[user] + 3 * model.network.repeats * np.isin(plain_items[user], history)
         assert scores[user] == pytest.approx(np.sort(by_hand)[::-1], abs=1e-5)
         assert dict(zip(items[user], scores[user], strict=True)) == pytest.approx(
             dict(zip(plain_items[user], by_hand, strict=True)), abs=1e-5
@@ -199,7 +203,7 @@ def test_auto_is_fused_and_the_weight_is_kept(
     again = Recommender.load(tmp_path / "run")
     assert isinstance(again.model, MaskGR)
     assert isinstance(trained.model, MaskGR)
-    assert again.model.fusion == trained.model.fusion
+    assert again.model.weights == trained.model.weights
     assert np.array_equal(again.rank(asked, 5, exclude_seen=True).scores, auto.scores)
 
 
@@ -208,7 +212,7 @@ def test_auto_is_dense_where_that_has_all_the_weight(
 ) -> None:
     asked = histories(shop)
     assert isinstance(trained.model, MaskGR)
-    monkeypatch.setattr(trained.model, "fusion", 0.0)
+    monkeypatch.setattr(trained.model, "weights", replace(trained.model.weights, fusion=0.0))
     assert trained.model.retrieval(trained.decoding()) == "dense"
     auto = trained.rank(asked, 5, exclude_seen=True)
     fused, scores = rank(trained, asked, 5, "fused", seen=False)

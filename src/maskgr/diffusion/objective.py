@@ -53,17 +53,12 @@ class AllowedCodes(Protocol):
         ...
 
 
-class Teacher(Protocol):
-    """Somebody who knows more about a digit than what came (see `maskgr.models.distillation`)."""
+class Lesson(NamedTuple):
+    """Items to fill in that need not be those that came (see `maskgr.models.distillation`)."""
 
-    @property
-    def share(self) -> float:
-        """Of the target."""
-        ...
-
-    def expect(self, states: States, digits: Tensor, revealed: Tensor) -> list[Tensor]:
-        """For each level, (items, codes) probabilities given the digits (items, m) `revealed`."""
-        ...
+    digits: Tensor  # (items, digits)
+    expected: list[Tensor]  # for each level (items, codes) its probabilities, given what is shown
+    weight: Tensor  # (items,) of these in the target; the rest is the digit itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,36 +91,47 @@ def negative_elbo(
     noise: Noise,
     catalogue: AllowedCodes | None = None,
     numbers: Tensor | None = None,
-    teacher: Teacher | None = None,
 ) -> tuple[Loss, States]:
     """Sum over masked tokens of -log p(token | masked sequence) / noise level (equation 3), and
     the states that it was computed from.
 
     `digits`: (items, digits) of all sequences, in the layout's order, and `numbers` (items,) in
     the catalogue, for a network that asks for more than digits. With a `catalogue` a digit's
-    probabilities run only over codes that some item with the revealed digits has. A `teacher` has
-    other codes count, too: then it is no bound.
+    probabilities run only over codes that some item with the revealed digits has.
     """
-    rows, counts = masked_rows(noise.masked, network.digits)
+    rows, _ = masked_rows(noise.masked, network.digits)
     states = network.denoise(digits, noise.masked, layout, rows, numbers)
+    return weighed(network, states.digits, digits, noise, catalogue), states
+
+
+def weighed(
+    network: Network,
+    states: Tensor,
+    digits: Tensor,
+    noise: Noise,
+    catalogue: AllowedCodes | None = None,
+    lesson: Lesson | None = None,
+) -> Loss:
+    """The sum of equation 3, from the `states` (rows, width) of the masked tokens, in the order of
+    `masked_rows`. With a `lesson` some targets are probabilities, in place of `digits`."""
+    rows, counts = masked_rows(noise.masked, network.digits)
     revealed = ~noise.masked.view_as(digits)
     parts = zip(
-        torch.split(states.digits, counts), torch.split(rows // network.digits, counts), strict=True
+        torch.split(states, counts), torch.split(rows // network.digits, counts), strict=True
     )
-    expected = teacher.expect(states, digits, revealed) if teacher else None
     scores = []
     for level, (hidden, items) in enumerate(parts):
         true = digits[items]  # (rows of the level, digits)
         allowed = catalogue.allowed(level, true, revealed[items]) if catalogue else None
         log_probs = network.log_probs(hidden, level, allowed)  # (rows of the level, codes)
         score = log_probs.gather(1, true[:, level, None].long()).squeeze(1)
-        if teacher and expected:
-            wanted = expected[level].index_select(0, items)  # (rows of the level, codes)
+        if lesson is not None:
+            wanted = lesson.expected[level].index_select(0, items)  # (rows of the level, codes)
             taught = (wanted * log_probs.masked_fill(wanted == 0, 0.0)).sum(1)
-            score = torch.lerp(score, taught, teacher.share)
+            score = torch.lerp(score, taught, lesson.weight[items])
         scores.append(score)
     weights = 1 / noise.levels[rows]
-    return Loss(-(weights * torch.cat(scores)).sum(), noise.tokens), states
+    return Loss(-(weights * torch.cat(scores)).sum(), noise.tokens)
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "width 384": ("width=384", "heads=6"),
     "FFN 256": ("network.hidden=256",),
     "FFN 1024": ("network.hidden=1024",),
-    "1 + 1 layers": ("layers=1", "history_layers=1"),
+    "2 layers for the digits": ("layers=2",),
     "history of 50": ("history_limit=50",),
 }
 

@@ -9,6 +9,7 @@ history and a masked next item, as many times as there are items.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,20 +47,30 @@ class Past:
         )
 
 
+class Remembered(NamedTuple):
+    """Histories after the layers that they pass alone."""
+
+    past: Past
+    states: Tensor  # (tokens, width)
+
+    @property
+    def before(self) -> Tensor:
+        """(items, width) the state of the history before each item."""
+        return self.states.index_select(0, self.past.before)
+
+
 @dataclass(frozen=True, eq=False)
 class Copies:
     """Where units and copies lie together, the copies of a sequence behind its units."""
 
-    past: Past
     layout: Layout
     masks: list[Tensor | None]
     order: Tensor  # (tokens,) row of `cat([history, copies])`
     copies: Tensor  # (digits of the items,) place of each digit's copy
 
     @classmethod
-    def of(cls, layout: Layout, digits: int, unit: int) -> Copies:
-        """The arguments are those of `Past.of`."""
-        past = Past.of(layout, digits, unit)
+    def of(cls, past: Past, layout: Layout, digits: int, unit: int) -> Copies:
+        """The arguments are those of `Past.of`, and what it gave."""
         device = layout.positions.device
         lengths = torch.bincount(past.layout.sequences)  # (sequences,) of starts and units
         joint = Layout.of((lengths + torch.bincount(layout.sequences)).tolist(), device)
@@ -75,7 +86,6 @@ class Copies:
             causal_mask(length // digits, unit, digits, device) for _, length in layout.groups
         ]
         return cls(
-            past=past,
             layout=Layout(joint.groups, positions, joint.sequences),
             masks=masks,
             order=order,

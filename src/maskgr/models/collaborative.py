@@ -57,7 +57,7 @@ def carry_over(old: Network, old_digits: Tensor, new: Network, new_digits: Tenso
     before, after = old.items.own, new.items.own
     assert before is not None
     assert after is not None
-    of_tokens = ("tokens.weight", "outputs", "bias")
+    of_tokens = ("tokens.weight", "codes.weight", "bias")
     kept = {k: v for k, v in old.state_dict().items() if k not in of_tokens}
     new.load_state_dict(kept, strict=False)
     new.tokens.weight[new.mask_token] = old.tokens.weight[old.mask_token]
@@ -70,7 +70,9 @@ def carry_over(old: Network, old_digits: Tensor, new: Network, new_digits: Tenso
         numbers = torch.arange(len(old_digits), device=old_digits.device)
         vectors = old.item_vectors(old_digits, numbers)  # their text included
         parts = fit_tokens(vectors.cpu().numpy(), new_digits.cpu().numpy(), new.sizes)
-        new.outputs.copy_(torch.from_numpy(parts).to(vectors) * new.config.width**-0.5)
+        new.codes.weight[: new.mask_token] = (
+            torch.from_numpy(parts).to(vectors) * new.config.width**-0.5
+        )
 
 
 def fit_tokens(vectors: np.ndarray, digits: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:

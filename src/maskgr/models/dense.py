@@ -102,6 +102,11 @@ class DenseHead(nn.Module):
         return None if self.repeat is None else self.repeat * self._repeat_scale
 
     @property
+    def repeats(self) -> float:
+        """The same as a number."""
+        return 0.0 if self.repeat is None else float(self.repeat.detach()) * self._repeat_scale
+
+    @property
     def outputs(self) -> int:
         """Entries of a query."""
         return int(next(reversed(list(self.maps.parameters()))).shape[0])

@@ -1,9 +1,12 @@
 """Digits taught by the dense head (distillation).
 
-One item came next, but the dense head knows of others that might have. Its probabilities, summed
-over the items that have the revealed digits and a code, say how likely that code is: a target for
-the digits that tells far more than the one code that was seen. The order in which digits are masked
-and revealed stays what it is.
+One item came next, but the dense head knows of others that might have. The item whose digits are
+masked is the one that came or, for a share of them, one drawn from what the dense head expects: so
+the network meets the partly revealed items that beams are, not only those of the one that came.
+Where the item was drawn, the dense head's probabilities, summed over the items that have the
+revealed digits and a code, say how likely that code is: in expectation the same as the digits of
+the item itself, and it tells far more. It is the negative ELBO of another item than the one that
+came, no more: which digits are masked and in which order they are revealed stays what it is.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import torch
 from torch import Tensor
 
 from maskgr.config import TrainConfig
-from maskgr.diffusion.objective import States
+from maskgr.diffusion.objective import Lesson
 from maskgr.errors import RequestError
 from maskgr.items.catalogue import Catalogue
 from maskgr.models.softmax import Bonus
@@ -37,52 +40,86 @@ def check_distillation(config: TrainConfig) -> None:
 
 @dataclass(frozen=True, eq=False)
 class DenseTeacher:
-    """For `maskgr.diffusion.objective.negative_elbo`, where every item of a batch has a query."""
+    """For a batch in which every item has a query."""
 
     share: float
+    queries: Tensor  # (rows, width)
     table: Tensor  # (items of the catalogue, width)
     bonus: Bonus | None
     catalogue: Catalogue
 
     @torch.no_grad()
-    def expect(self, states: States, digits: Tensor, revealed: Tensor) -> list[Tensor]:
-        """For each level, (rows, codes) the dense head's probabilities of its codes, given the
-        digits that are `revealed` of `digits`, both (rows, m); zero in rows without a masked one.
+    def teach(self, came: Tensor, uniform: Tensor, revealed: Tensor) -> Lesson:
+        """The items to be filled in, where `came` (rows,) are those that came and `revealed`
+        (rows, m) says which digits are not masked; `uniform` (rows,) from 0 to 1 decides.
+
+        An item of which nothing is revealed need not be drawn: all that could be are expected.
         """
-        assert states.queries is not None
-        queries = states.queries.float()  # (rows, width)
-        codes = self.catalogue.digits.long()  # (m, items)
-        result = [queries.new_zeros(len(queries), size) for size in self.catalogue.codebook_sizes]
         known = revealed.any(1)
-        for rows, chances in self._of_all(queries, (~known).nonzero().squeeze(1)):
+        drawn = known & (uniform < self.share)
+        rows = drawn.nonzero().squeeze(1)
+        items = came.clone()
+        items[rows] = self._draw(rows, uniform[rows] / self.share)
+        digits = self.catalogue.digits.long().T[items]
+        weight = torch.where(known, drawn.float(), self.share)
+        return Lesson(digits, self.expect(digits, revealed, weight > 0), weight)
+
+    def _draw(self, rows: Tensor, uniform: Tensor) -> Tensor:
+        """(rows,) items, each drawn from what is expected in its row."""
+        drawn = torch.empty_like(rows)
+        for part in torch.split(torch.arange(len(rows)), max(1, CELLS // len(self.table))):
+            scores = self._scores(rows[part])  # (some rows, items)
+            below = scores.sub_(scores.amax(1, keepdim=True)).exp_().cumsum(1)
+            wanted = uniform[part, None] * below[:, -1:]
+            found = torch.searchsorted(below, wanted, right=True).squeeze(1)
+            drawn[part] = found.clamp(max=len(self.table) - 1)
+        return drawn
+
+    @torch.no_grad()
+    def expect(self, digits: Tensor, revealed: Tensor, wanted: Tensor) -> list[Tensor]:
+        """For each level, (rows, codes) the dense head's probabilities of its codes, given the
+        digits that are `revealed` of `digits`, both (rows, m); zero in rows without a masked one
+        and where not `wanted` (rows,).
+        """
+        codes = self.catalogue.digits.long()  # (m, items)
+        result = [
+            torch.zeros(len(digits), size, device=digits.device)
+            for size in self.catalogue.codebook_sizes
+        ]
+        known = revealed.any(1)
+        for rows, chances in self._of_all((wanted & ~known).nonzero().squeeze(1)):
             for level, found in enumerate(result):
                 summed = chances.new_zeros(found.shape[1], len(rows))
                 found[rows] = summed.index_add_(0, codes[level], chances).T
-        partly = (known & ~revealed.all(1)).nonzero().squeeze(1)
+        partly = (wanted & known & ~revealed.all(1)).nonzero().squeeze(1)
         if len(partly):
             alike = self.catalogue.items(digits[partly], revealed[partly])
             owners = partly.repeat_interleave(alike.offsets.diff())
-            chances = self._of_some(queries, owners, alike.values)
+            chances = self._of_some(owners, alike.values)
             for level, found in enumerate(result):
                 places = owners * found.shape[1] + codes[level][alike.values]
                 found.view(-1).index_add_(0, places, chances)
         return result
 
-    def _of_all(self, queries: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _of_all(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Some of `rows` at a time, and (items, rows) the probabilities of every item."""
-        table, bonus = self.table.float(), self.bonus
-        for part in torch.split(rows, max(1, CELLS // len(table))):
-            scores = table @ queries[part].T
-            if bonus is not None:
-                column = torch.full((len(queries),), -1, device=rows.device)
-                column[part] = torch.arange(len(part), device=rows.device)
-                here = column[bonus.rows] >= 0
-                place = (bonus.items[here], column[bonus.rows[here]])
-                scores.index_put_(place, bonus.values[here].float(), accumulate=True)
-            yield part, scores.softmax(0)
+        for part in torch.split(rows, max(1, CELLS // len(self.table))):
+            yield part, self._scores(part).softmax(1).T.contiguous()
 
-    def _of_some(self, queries: Tensor, rows: Tensor, items: Tensor) -> Tensor:
+    def _scores(self, rows: Tensor) -> Tensor:
+        """(rows, items) of every item."""
+        scores, bonus = self.queries[rows].float() @ self.table.float().T, self.bonus
+        if bonus is not None:
+            place = torch.full((len(self.queries),), -1, device=rows.device)
+            place[rows] = torch.arange(len(rows), device=rows.device)
+            here = place[bonus.rows] >= 0
+            cells = (place[bonus.rows[here]], bonus.items[here])
+            scores.index_put_(cells, bonus.values.detach()[here].float(), accumulate=True)
+        return scores
+
+    def _of_some(self, rows: Tensor, items: Tensor) -> Tensor:
         """(entries,) the probability of each item among those that stand with the same row."""
+        queries = self.queries.float()
         scores = (queries[rows] * self.table.float()[items]).sum(1)
         if self.bonus is not None:
             scores += self.bonus.at(rows, items)

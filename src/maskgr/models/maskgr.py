@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -34,9 +34,9 @@ from maskgr.models.collaborative import carry_over, check_collaborative, score_s
 from maskgr.models.distillation import check_distillation
 from maskgr.models.followers import Followers
 from maskgr.models.history import Cache, Histories
-from maskgr.models.network import Network, flops_per_token, load_network, save_network
+from maskgr.models.network import Network, Part, flops_per_token, load_network, save_network
 from maskgr.models.registry import Ranked, Workspace
-from maskgr.models.retrieval import Asked, Dense
+from maskgr.models.retrieval import Asked, Dense, Weights
 from maskgr.models.task import BEST, Task
 from maskgr.training.batches import Batches, by_length
 from maskgr.training.distributed import World, world
@@ -59,11 +59,9 @@ class MaskGR:
     network: Network
     sids: SemanticIds
     config: TrainConfig
-    fusion: float = 0.0  # weight of the generative log-probability in `fused` retrieval
-    repeat: float = 0.0  # what that of an item that the user has gets beside, in `generative`
-    trained: int = 0  # items when it was trained; those behind them were added; 0: all
+    weights: Weights = field(default_factory=Weights)
     followers: Followers | None = None
-    follow: float = 0.0  # their weight in the dense scores
+    trained: int = 0  # items when it was trained; those behind them were added; 0: all
 
     @classmethod
     def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
@@ -74,13 +72,13 @@ class MaskGR:
             torch.manual_seed(config.seed)
             model = cls(build_network(config, sids).to(here.device), sids, config)
             loop = config.loop
-            part: Literal["digits"] | None = None  # or all, where nothing was learned before
+            part: Part | None = None  # or all, where nothing was learned before
             if config.collaborative and work.sids is None:
                 part = "digits"
                 first, loop = _two_stages(config)
                 model = model._with_learned_ids(split, first, work, here)
             if here.writes:
-                print(_about(model, split), file=sys.stderr)
+                print(_about(model, split, part), file=sys.stderr)
             found = _run(Task(model, split, here, part), loop, work, work.run, "training")
             if here.writes:
                 words = ", ".join(f"{name} {value:.2%}" for name, value in found.items())
@@ -90,7 +88,7 @@ class MaskGR:
                 )
                 _draw(work.run)
         if model.network.dense and here.writes:
-            model.fuse(split)
+            model.weigh(split)
         return model
 
     def _with_learned_ids(
@@ -126,7 +124,8 @@ class MaskGR:
         queries = []
         for rows in self.portions(histories):
             numbers, layout = self.batch(by_length(histories.select(rows)))
-            queries.append(network.predict(self.digits[numbers], layout, numbers).cpu())
+            past = network.remember(self.digits[numbers], layout, numbers)
+            queries.append(network.queries(past).cpu())
         return score_space(network.table(self.digits).cpu().numpy(), torch.cat(queries).numpy())
 
     def batch(self, sequences: Sequences) -> tuple[Tensor, Layout]:
@@ -142,50 +141,46 @@ class MaskGR:
         filled = np.cumsum(sequences.lengths[order] + 1) // room
         yield from np.split(order, np.flatnonzero(np.diff(filled)) + 1)
 
-    def fuse(self, split: Split) -> None:
-        """Chooses by recall@10 on validation users what is told to whom: the weight of followers in
-        the dense scores and that of `fused` retrieval, and whether the dense head's repeat bias
-        holds for beams, too."""
+    def weigh(self, split: Split) -> None:
+        """Chooses on validation users what counts how much (`retrieval.Weights`), one after the
+        other."""
         sample = split.validation.sample(self.config.loop.validation_users, self.config.seed)
         if self.config.dense.followers:
             most = self.config.dense.followers
             self.followers = Followers.of(split.train, len(self.sids.digits), most)
-        self.forget()
+        repeats = self.network.repeats != 0
+        if repeats:
+            self._choose("repeat", retrieval.REPEAT, sample, "dense")
         if self.followers is not None:
-            self._choose_follow(sample)
-        if self.dense.repeat:
-            self._choose_repeat(sample)
+            self._choose("follow", retrieval.FOLLOW, sample, "dense")
+        if repeats:
+            self._choose("repeat_beams", retrieval.REPEAT_BEAMS, sample, "generative")
         self._choose_fusion(sample, None if split.train.repeats().any() else sample.histories)
 
-    def _choose_follow(self, sample: Holdout) -> None:
+    def _choose(
+        self,
+        name: str,
+        values: Sequence[float],
+        sample: Holdout,
+        way: Literal["dense", "generative"],
+    ) -> None:
+        """The one of the weight's `values` with the best recall@10; the first of equals."""
         recent = sample.histories.last(self.config.history_limit)
         allowed = np.ones(len(self.sids.digits), dtype=bool)
-        found = np.zeros(len(retrieval.FOLLOW))
-        plain = self.dense
-        for rows, asked in self._asked(recent, allowed, None, self.config.decoding):
-            for number, follow in enumerate(retrieval.FOLLOW):
-                items, _ = replace(plain, follow=follow).rank(asked, min(10, len(allowed)))
-                found[number] += recall(items, sample.targets[rows], 10).sum()
-        self.follow = retrieval.FOLLOW[int(found.argmax())]
+        decoding = replace(self.config.decoding, retrieval=way)
+        found = []
+        for value in values:
+            told = replace(self, weights=replace(self.weights, **{name: value}))
+            ranked = told.rank(recent, min(10, len(allowed)), allowed, None, decoding)
+            found.append(float(recall(ranked.items, sample.targets, 10).mean()))
+        best = int(np.argmax(found))
+        self.weights = replace(self.weights, **{name: values[best]})
         self.forget()
         print(
-            f"followers: {self.follow} of what followed is added to the dense scores, recall@10 "
-            f"{found.max() / len(sample.users):.2%} instead of {found[0] / len(sample.users):.2%} "
-            f"on {len(sample.users):,} validation users",
+            f"{way} retrieval: weight of {name} {values[best]}, recall@10 {found[best]:.2%}; with "
+            f"{values[0]} it is {found[0]:.2%}, on {len(sample.users):,} validation users",
             file=sys.stderr,
         )
-
-    def _choose_repeat(self, sample: Holdout) -> None:
-        recent = sample.histories.last(self.config.history_limit)
-        allowed = np.ones(len(self.sids.digits), dtype=bool)
-        decoding = replace(self.config.decoding, retrieval="generative")
-        best = -1.0
-        for repeat in (0.0, self.dense.repeat):
-            told = replace(self, repeat=repeat)
-            ranked = told.rank(recent, min(10, len(allowed)), allowed, None, decoding)
-            share = float(recall(ranked.items, sample.targets, 10).mean())
-            if share > best:
-                best, self.repeat = share, repeat
 
     def _choose_fusion(self, sample: Holdout, excluded: Sequences | None) -> None:
         """Users are asked as `recommend` will ask (without what they had, where nobody takes an
@@ -195,17 +190,17 @@ class MaskGR:
         decoding = self.config.decoding
         decoder, how = self._decoder(allowed, decoding.constrained), self._how(decoding)
         width, top = max(10, how.beams), min(10, len(allowed))
-        hits = np.zeros(len(retrieval.WEIGHTS))
+        hits = np.zeros(len(retrieval.FUSION))
         for rows, asked in self._asked(histories, allowed, excluded, decoding):
             both = retrieval.pool(
                 self.dense, decoder, asked, how, min(width, len(allowed)), 0, self.digits
             )
-            for number, weight in enumerate(retrieval.WEIGHTS):
+            for number, weight in enumerate(retrieval.FUSION):
                 items, _ = both.ranked(weight, top)
                 hits[number] += recall(items, sample.targets[rows], 10).sum()
-        self.fusion = retrieval.WEIGHTS[int(hits.argmax())]
+        self.weights = replace(self.weights, fusion=retrieval.FUSION[int(hits.argmax())])
         print(
-            f"fused retrieval: dense + {self.fusion} x generative, recall@10 "
+            f"fused retrieval: dense + {self.weights.fusion} x generative, recall@10 "
             f"{hits.max() / len(sample.users):.2%} on {len(sample.users):,} validation users",
             file=sys.stderr,
         )
@@ -232,7 +227,8 @@ class MaskGR:
         how, seed = self._how(decoding), decoding.seed
         for rows, asked in self._asked(histories, allowed, excluded, decoding):
             if kind == "generative":
-                found = retrieval.generative(decoder, asked, how, top, seed, self.repeat)
+                repeat = self.weights.repeat_beams * self.network.repeats
+                found = retrieval.generative(decoder, asked, how, top, seed, repeat)
                 items, values = found.items.cpu().numpy(), found.scores.cpu().numpy()
                 invalid += found.invalid_share * len(rows) / len(histories)
             elif kind == "dense":
@@ -243,7 +239,7 @@ class MaskGR:
                 both = retrieval.pool(
                     self.dense, decoder, asked, how, max(top, how.beams), seed, self.digits
                 )
-                items, values = both.ranked(self.fusion, top)
+                items, values = both.ranked(self.weights.fusion, top)
             ranked[rows, : items.shape[1]] = items
             scores[rows, : items.shape[1]] = values
         return Ranked(ranked, scores, invalid)
@@ -252,7 +248,7 @@ class MaskGR:
         """Which of the four ways."""
         kind = decoding.retrieval
         if kind == "auto" and self.network.dense:
-            return "fused" if self.fusion else "dense"
+            return "fused" if self.weights.fusion else "dense"
         if kind == "auto":
             return "generative"
         if kind != "generative" and not self.network.dense:
@@ -370,7 +366,7 @@ class MaskGR:
 
     @cached_property
     def dense(self) -> Dense:
-        return Dense.of(self.network, self.digits, self.followers, self.follow)
+        return Dense.of(self.network, self.digits, self.followers, self.weights)
 
     def forget(self) -> None:
         """What was computed from the weights, after any of them has changed."""
@@ -397,11 +393,9 @@ class MaskGR:
             network.to(self.device).eval(),
             sids,
             self.config,
-            self.fusion,
-            self.repeat,
-            self.trained or len(self.sids.digits),
+            self.weights,
             None if self.followers is None else self.followers.more(len(items)),
-            self.follow,
+            self.trained or len(self.sids.digits),
         )
 
     def save(self, folder: Path) -> None:
@@ -409,12 +403,7 @@ class MaskGR:
         self.sids.save(folder / "sids")
         if self.followers is not None:
             self.followers.save(folder / FOLLOWERS)
-        about = {
-            "fusion": self.fusion,
-            "repeat": self.repeat,
-            "trained": self.trained,
-            "follow": self.follow,
-        }
+        about = {**asdict(self.weights), "trained": self.trained}
         (folder / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     @classmethod
@@ -424,15 +413,15 @@ class MaskGR:
         load_network(network, folder / NETWORK)
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-            fusion, repeat = float(about["fusion"]), float(about["repeat"])
-            trained, follow = int(about["trained"]), float(about["follow"])
+            trained = int(about.pop("trained"))
+            weights = Weights(**{f.name: float(about[f.name]) for f in fields(Weights)})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtefactError(f"{folder / ABOUT} is damaged ({error}); train again") from error
         network = network.to(pick_device(config.loop.device)).eval()
         followers = None
         if config.dense.followers and network.dense:
             followers = Followers.load(folder / FOLLOWERS, len(sids.digits))
-        return cls(network, sids, config, fusion, repeat, trained, followers, follow)
+        return cls(network, sids, config, weights, followers, trained)
 
 
 def _two_stages(config: TrainConfig) -> tuple[LoopConfig, LoopConfig]:
@@ -466,12 +455,12 @@ def build_network(config: TrainConfig, sids: SemanticIds) -> Network:
     return Network(config.network, sids.codebook_sizes, config.dense, text)
 
 
-def _about(model: MaskGR, split: Split) -> str:
+def _about(model: MaskGR, split: Split, part: Part | None) -> str:
     network = model.network
     window = model.config.history_limit + 1
     lengths = np.minimum(split.train.lengths, window) * network.digits
     length = float((lengths**2).sum() / lengths.sum())  # of the sequence that a token is in
-    flops = flops_per_token(network, length)
+    flops = flops_per_token(network, length, part=part, taught=model.config.objective.distil)
     return (
         f"{sum(p.numel() for p in network.parameters()):,} parameters, {flops / 1e6:.1f} million "
         f"floating-point operations a token, on {model.device}"

@@ -19,18 +19,20 @@ from maskgr.diffusion.layout import Layout
 from maskgr.diffusion.noise import Noise, draw_item_noise, draw_noise
 from maskgr.diffusion.objective import States
 from maskgr.errors import ArtefactError, RequestError
-from maskgr.models.causal import Copies, Past
+from maskgr.models.causal import Copies, Past, Remembered
 from maskgr.models.dense import DenseHead, ItemVectors, check_dense
 from maskgr.models.transformer import Dropout, Encoder, Memory, Tap, isolated_mask
+
+Part = Literal["dense", "digits"]  # of a causal network, that can be trained alone
 
 
 class Network(nn.Module):
     """Noisy token sequences in, probabilities of the masked digits out.
 
     A token is (level, code), numbered level by level; `[MASK]` is the last number. The table
-    that tokens enter through is the one that they are scored with, unless the history is pooled:
-    there they enter as parts of items' vectors, with text and more beside them, and what a state
-    is compared with has to say all of it.
+    that tokens enter through is the one that they are scored with. Where the history is pooled,
+    its items have theirs, as parts of their vectors, with text and more beside them; the item that
+    is predicted has another, whose tokens have to say all of it by themselves.
     """
 
     text: Tensor  # (items, any) embeddings of the catalogue
@@ -69,7 +71,8 @@ class Network(nn.Module):
             self.start = nn.Parameter(torch.randn(1, width))
             self.levels = nn.Parameter(torch.randn(self.digits, width))
         if self.pooled:
-            self.outputs = nn.Parameter(torch.randn(self.mask_token, width) * width**-0.5)
+            self.codes = nn.Embedding(self.mask_token + 1, width)
+            nn.init.normal_(self.codes.weight, std=width**-0.5)
         learned = self.dense_config.table == "learned"
         if self.pooled or learned:
             own = len(self.text) if learned else 0
@@ -129,6 +132,11 @@ class Network(nn.Module):
     def dense(self) -> bool:
         return self.dense_config.table != "off"
 
+    @property
+    def repeats(self) -> float:
+        """The learned repeat bias of the dense head, where there is one."""
+        return self.head.repeats if self.dense else 0.0
+
     def tokenise(self, digits: Tensor) -> Tensor:
         """(items, digits) codes -> (tokens,) token numbers, item after item."""
         starts = torch.tensor(self.starts[:-1], device=digits.device)
@@ -144,8 +152,15 @@ class Network(nn.Module):
         """(tokens, width) the tokens of items that a causal network predicts, each knowing its
         level and `before` (items, width), the state of the history before its item: what a masked
         digit first asks for is what the history asks for."""
-        copies = self.embed(tokens).view(-1, self.digits, self.config.width)
+        rows = functional.embedding(tokens, self._scored) * math.sqrt(self.config.width)
+        copies = rows.view(-1, self.digits, self.config.width)
         return (copies + self.levels + before[:, None]).flatten(0, 1)
+
+    @property
+    def _scored(self) -> Tensor:
+        """(tokens, width) what the states of masked digits are compared with."""
+        weight: Tensor = (self.codes if self.pooled else self.tokens).weight
+        return weight
 
     def item_vectors(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
         """(items, width) of items with `digits` (items, digits), by their catalogue numbers where
@@ -217,9 +232,12 @@ class Network(nn.Module):
 
         `numbers` (items,) of the catalogue, where items have text or a part of their own.
         """
-        noisy = self.tokenise(digits).masked_fill(masked, self.mask_token)
         if self.causal:
-            return self._next_items(digits, noisy, layout, rows, numbers)
+            past = self.remember(digits, layout, numbers)
+            queries = self.queries(past) if self.dense else None
+            every = torch.arange(len(digits), device=digits.device)
+            return States(self.predict(past, digits, masked, layout, rows), queries, every)
+        noisy = self.tokenise(digits).masked_fill(masked, self.mask_token)
         embedded = self.embed(noisy)
         if self._text_width and numbers is not None:
             visible = (~masked.view_as(digits).any(1)).nonzero().squeeze(1)
@@ -239,41 +257,33 @@ class Network(nn.Module):
             states, self.head(tapped.view(-1, self.digits * self.config.width)), predicted
         )
 
-    def _next_items(
-        self,
-        digits: Tensor,
-        noisy: Tensor,
-        layout: Layout,
-        rows: Tensor,
-        numbers: Tensor | None,
-    ) -> States:
-        """Each item from the clean ones before it (`maskgr.models.causal`)."""
-        plan = Copies.of(layout, self.digits, self.unit)
-        units = self._history(digits, plan.past, numbers)
-        before = units.index_select(0, plan.past.before)
-        copies = self.dropout(self.embed_copies(noisy, before))
-        joint = torch.cat([units, copies]).index_select(0, plan.order)
-        states, _ = self.encoder(joint, plan.layout, plan.masks, plan.copies[rows])
-        if not self.dense:
-            return States(states, None, None)
-        return States(states, self.head(before), torch.arange(len(digits), device=digits.device))
-
-    def _history(self, digits: Tensor, past: Past, numbers: Tensor | None) -> Tensor:
-        """(tokens, width) starts and units, after the layers that they pass alone."""
+    def remember(self, digits: Tensor, layout: Layout, numbers: Tensor | None) -> Remembered:
+        """What a causal network knows of the histories, before it is asked for items; the
+        arguments are those of `denoise`."""
+        past = Past.of(layout, self.digits, self.unit)
         own = None if numbers is None else numbers[past.items]
         units = torch.cat([self.start, self.embed_history(digits[past.items], own)])
         units = units.index_select(0, past.units)
         if not self.settled:
             units = self.dropout(units)
-        return self.encoder.history(units, past.layout, past.masks)
+        return Remembered(past, self.encoder.history(units, past.layout, past.masks))
 
-    def predict(self, digits: Tensor, layout: Layout, numbers: Tensor) -> Tensor:
-        """(items, width of an item's vector) the dense head's queries for every item, as `denoise`
-        gives them, without the digits: causal attention only."""
-        past = Past.of(layout, self.digits, self.unit)
-        units = self._history(digits, past, numbers)
-        queries: Tensor = self.head(units.index_select(0, past.before))
-        return queries
+    def queries(self, remembered: Remembered) -> Tensor:
+        """(items, width of an item's vector) the dense head's for every item."""
+        found: Tensor = self.head(remembered.before)
+        return found
+
+    def predict(
+        self, remembered: Remembered, digits: Tensor, masked: Tensor, layout: Layout, rows: Tensor
+    ) -> Tensor:
+        """(rows, width) the states of the tokens `rows` of items with `digits` (items, digits),
+        each after a history (`maskgr.models.causal`); they need not be the items that came."""
+        plan = Copies.of(remembered.past, layout, self.digits, self.unit)
+        noisy = self.tokenise(digits).masked_fill(masked, self.mask_token)
+        copies = self.dropout(self.embed_copies(noisy, remembered.before))
+        joint = torch.cat([remembered.states, copies]).index_select(0, plan.order)
+        states: Tensor = self.encoder(joint, plan.layout, plan.masks, plan.copies[rows])[0]
+        return states
 
     @property
     def tap_layer(self) -> int:
@@ -338,10 +348,10 @@ class Network(nn.Module):
 
     def _scores(self, hidden: Tensor, start: int, stop: int) -> Tensor:
         """(rows, stop - start) logits of these tokens; float32 even where products are not."""
-        table = self.outputs if self.pooled else self.tokens.weight
-        return functional.linear(hidden, table[start:stop], self.bias[start:stop]).float()
+        table = self._scored[start:stop]
+        return functional.linear(hidden, table, self.bias[start:stop]).float()
 
-    def learn_only(self, part: Literal["dense", "digits"] | None) -> None:
+    def learn_only(self, part: Part | None) -> None:
         """Which parameters of a causal network are trained: those that the dense head uses, those
         that only the digits use, or all.
 
@@ -351,7 +361,7 @@ class Network(nn.Module):
         if self.causal:
             own.append(self.levels)
         if self.pooled:
-            own.append(self.outputs)
+            own.append(self.codes.weight)
         for parameter in self.parameters():
             parameter.requires_grad_(part != "digits")
         for parameter in own:
@@ -380,11 +390,20 @@ def _check(config: NetworkConfig) -> None:
         )
 
 
-def flops_per_token(network: Network, length: float, masked_share: float | None = None) -> float:
-    """Floating-point operations that training spends on a digit in products of matrices.
+def flops_per_token(
+    network: Network,
+    length: float,
+    masked_share: float | None = None,
+    *,
+    part: Part | None = None,
+    taught: float = 0.0,
+) -> float:
+    """Floating-point operations that training, of all or of a `part`, spends on a digit in products
+    of matrices.
 
     The backward pass takes twice what the forward pass takes. `length`: the digits of a sequence,
     averaged over digits. What is skipped, because only the masked digits need it, is not counted.
+    `taught`: the share of the items to be filled in that the dense head draws.
     """
     config, m, unit = network.config, network.digits, network.unit
     if masked_share is None:
@@ -396,18 +415,25 @@ def flops_per_token(network: Network, length: float, masked_share: float | None 
         return 2 * 3 * width**2 + 4 * tokens * width
 
     past = unit / m if network.causal else 0.0  # tokens of the history beside each digit
-    layers = config.layers * (1 + past) * attention(length * (1 + past))
-    layers += ((config.layers - 1) * (1 + past) + masked_share) * after
-    layers += config.history_layers * past * (attention(length * past) + after)
+    history = config.history_layers * past * (attention(length * past) + after)
+    digits = config.layers * (1 + past) * attention(length * (1 + past))
+    digits += ((config.layers - 1) * (1 + past) + masked_share) * after
     codes = sum(network.sizes) / (1 if config.logits == "vocabulary" else m)
-    dense = 0.0
+    digits += 2 * width * codes * masked_share
+    head = catalogue = 0.0
     if network.dense:
         predicted = 1 / m if network.causal else masked_share**m / m  # items a digit
-        items, entries = len(network.text), network.head.outputs
-        dense = predicted * (network.head.flops + 2 * items * entries)
+        head = predicted * network.head.flops
+        catalogue = predicted * 2 * len(network.text) * network.head.outputs
         if not network.causal and network.tap_layer == config.layers:
-            dense += predicted * m * after
-    return 3 * (layers + 2 * width * codes * masked_share + dense)
+            head += predicted * m * after
+    # An item that is masked whole, one in m, is taught anyway; of the others those that are drawn.
+    teaching = catalogue * (1 + (m - 1) * taught) / m if taught else 0.0
+    if part == "dense":
+        return 3 * (history + head + catalogue)
+    if part == "digits":
+        return history + head + teaching + 3 * digits
+    return 3 * (history + head + catalogue + digits) + teaching
 
 
 def save_network(network: nn.Module, file: Path) -> None:

@@ -25,8 +25,28 @@ from maskgr.models.nearest import Lifted, Nearest
 from maskgr.models.network import Network
 from maskgr.models.softmax import Bonus, log_normaliser
 
+FUSION = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)
 FOLLOW = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3)
-WEIGHTS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)
+REPEAT = (1.0, 2.0, 4.0)
+REPEAT_BEAMS = (0.0, *REPEAT)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of what tells items apart; `MaskGR.weigh` chooses them on validation, among those above.
+
+    A repeat bias stops to be learned when repeats are rare enough to cost nothing, which is before
+    they are rare enough never to be among the best.
+    """
+
+    fusion: float = 0.0
+    """Of the generative log-probability in `fused` retrieval."""
+    follow: float = 0.0
+    """Of followers in dense scores."""
+    repeat: float = 1.0
+    """Of the learned repeat bias in dense scores."""
+    repeat_beams: float = 0.0
+    """Of the same in the scores of beams."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +83,18 @@ class Dense:
     table: Tensor  # (items, width)
     nearest: Nearest
     followers: Followers | None
-    follow: float  # what is added to a score, times how much the item followed the history
+    weights: Weights
 
     @classmethod
     @torch.no_grad()
     def of(
-        cls, network: Network, digits: Tensor, followers: Followers | None, follow: float
+        cls, network: Network, digits: Tensor, followers: Followers | None, weights: Weights
     ) -> Dense:
         """`digits`: (items, m) of the catalogue."""
         network.eval()
         table = network.table(digits)
         nearest = Nearest(table.cpu().numpy(), network.dense_config.index)
-        return cls(network, table, nearest, followers, follow)
+        return cls(network, table, nearest, followers, weights)
 
     def rank(self, asked: Asked, top: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """(users, top) items and log-probabilities."""
@@ -103,26 +123,21 @@ class Dense:
             scores += bonus.at(rows, numbers).cpu().numpy()
         return scores - self._normaliser(queries, bonus)[:, None]
 
-    @property
-    def repeat(self) -> float:
-        """What the scores of a user's own items get beside the product."""
-        bias = self.network.head.repeat_bias
-        return 0.0 if bias is None else float(bias.detach())
-
     def _bonus(self, asked: Asked) -> Bonus | None:
         """What some items' scores get beside the product: those that a user has, and others that
         followed them."""
         size, device = len(self.table), self.table.device
         had = asked.seen.keep(~asked.seen.repeats())
         keys = had.owners * size + had.values
-        values = np.full(len(keys), self.repeat, dtype=np.float32)
-        if self.follow and self.followers is not None:
+        repeat = self.weights.repeat * self.network.repeats
+        values = np.full(len(keys), repeat, dtype=np.float32)
+        if self.weights.follow and self.followers is not None:
             found, strengths = self.followers.after(asked.seen)
             others = found.owners * size + found.values
             new = ~np.isin(others, keys)
             keys = np.concatenate([keys, others[new]])
-            values = np.concatenate([values, np.float32(self.follow) * strengths[new]])
-        elif not self.repeat:
+            values = np.concatenate([values, np.float32(self.weights.follow) * strengths[new]])
+        elif not repeat:
             return None
         order = np.argsort(keys)
         rows, items = (torch.from_numpy(part).to(device) for part in np.divmod(keys[order], size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,10 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split
 from maskgr.diffusion.layout import Layout
 from maskgr.diffusion.noise import Noise
-from maskgr.diffusion.objective import States, negative_elbo, validation_bound
+from maskgr.diffusion.objective import masked_rows, negative_elbo, validation_bound, weighed
 from maskgr.evaluation.metrics import recall
 from maskgr.models.distillation import DenseTeacher
-from maskgr.models.network import load_network, save_network
+from maskgr.models.network import Part, load_network, save_network
 from maskgr.models.softmax import (
     Bonus,
     NegativeSampler,
@@ -48,6 +48,7 @@ class Piece:
     batch: Sequences
     noise: Noise
     negatives: Tensor | None  # (drawn,) items that stand for the catalogue
+    uniform: Tensor | None  # (items,) what decides which items are taught
 
 
 @dataclass(eq=False)
@@ -57,7 +58,7 @@ class Task:
     model: MaskGR
     split: Split
     world: World
-    part: Literal["dense", "digits"] | None = None  # what is trained; None is all
+    part: Part | None = None  # what is trained; None is all
 
     def __post_init__(self) -> None:
         config = self.model.config
@@ -85,7 +86,14 @@ class Task:
         filled = np.cumsum(batch.lengths[share] * digits) // limit
         parts = np.split(share, np.flatnonzero(np.diff(filled)) + 1)
         drawn = self.sampler.draw(generator) if self.sampler else None
-        pieces = [Piece(batch.select(part), _part(noise, layout, part), drawn) for part in parts]
+        uniform = None
+        if self.model.config.objective.distil:
+            uniform = torch.rand(len(batch.values), generator=generator)
+        pieces = []
+        for part in parts:
+            tokens = _tokens(layout, part)
+            own = None if uniform is None else uniform[tokens[::digits]]
+            pieces.append(Piece(batch.select(part), noise.part(tokens), drawn, own))
         return pieces, float(noise.tokens)
 
     def loss(self, piece: Piece) -> Tensor:
@@ -98,22 +106,37 @@ class Task:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             numbers = torch.from_numpy(piece.batch.values).to(device).long()
             digits = self.digits[numbers]
-            everything = self._everything(piece)
-            if self.part == "dense":
-                every = torch.arange(len(numbers), device=device)
-                states = States(every, network.predict(digits, layout, numbers), every)
-                return zero + self._dense_loss(piece, states, numbers, everything)
-            share, teacher = self.model.config.objective.distil, None
-            if share and everything is not None:
-                teacher = DenseTeacher(share, *everything, self.model.catalogue)
-            loss, states = negative_elbo(
-                network, digits, layout, noise, self.catalogue, numbers, teacher
-            )
-            if self.part == "digits":
+            if network.causal:
+                return zero + self._causal_loss(piece, numbers, layout, noise)
+            loss, states = negative_elbo(network, digits, layout, noise, self.catalogue, numbers)
+            if states.queries is None:
                 return loss.total
-            return loss.total + self._dense_loss(piece, states, numbers, everything)
+            asked = numbers[states.predicted]
+            return loss.total + self._dense_loss(piece, states.queries, asked, self._choice(piece))
 
-    def _everything(self, piece: Piece) -> tuple[Tensor, Bonus | None] | None:
+    def _causal_loss(
+        self, piece: Piece, numbers: Tensor, layout: Layout, noise: Noise
+    ) -> Tensor | float:
+        """Of the part that is trained; every item is asked for, so all of them have queries."""
+        network, digits = self.model.network, self.digits[numbers]
+        past = network.remember(digits, layout, numbers)
+        queries = network.queries(past) if network.dense else None
+        choice, total, lesson = self._choice(piece), 0.0, None
+        if queries is not None and self.part != "digits":
+            total = self._dense_loss(piece, queries, numbers, choice)
+        if self.part == "dense":
+            return total
+        if piece.uniform is not None and queries is not None and choice is not None:
+            share = self.model.config.objective.distil
+            teacher = DenseTeacher(share, queries, *choice, self.model.catalogue)
+            revealed = ~noise.masked.view_as(digits)
+            lesson = teacher.teach(numbers, piece.uniform.to(numbers.device), revealed)
+            digits = lesson.digits
+        rows, _ = masked_rows(noise.masked, network.digits)
+        states = network.predict(past, digits, noise.masked, layout, rows)
+        return total + weighed(network, states, digits, noise, self.catalogue, lesson).total
+
+    def _choice(self, piece: Piece) -> tuple[Tensor, Bonus | None] | None:
         """What the dense head chooses from: the catalogue's vectors (items, width), and what the
         scores of items get that came before in a sequence; nothing if some stand for all."""
         network = self.model.network
@@ -133,24 +156,21 @@ class Task:
     def _dense_loss(
         self,
         piece: Piece,
-        states: States,
-        numbers: Tensor,
-        everything: tuple[Tensor, Bonus | None] | None,
-    ) -> Tensor | float:
-        """The summed cross-entropy of the predicted items among all of the catalogue, or among
-        those drawn to stand for it."""
+        queries: Tensor,
+        targets: Tensor,
+        choice: tuple[Tensor, Bonus | None] | None,
+    ) -> Tensor:
+        """The summed cross-entropy of the items `targets` (rows,), asked for by `queries` (rows,
+        width), among all of the catalogue, or among those drawn to stand for it."""
         network, weight = self.model.network, self.model.config.dense.weight
-        if states.queries is None or states.predicted is None:
-            return 0.0
-        targets = numbers[states.predicted]
-        if everything is not None:
-            table, bonus = everything
-            return weight * catalogue_cross_entropy(states.queries, table, targets, bonus=bonus)
+        if choice is not None:
+            table, bonus = choice
+            return weight * catalogue_cross_entropy(queries, table, targets, bonus=bonus)
         assert piece.negatives is not None
         assert self.sampler is not None
-        drawn = piece.negatives.to(numbers.device)
+        drawn = piece.negatives.to(targets.device)
         return weight * sampled_cross_entropy(
-            states.queries,
+            queries,
             network.table(self.digits[targets], targets),
             network.table(self.digits[drawn], drawn),
             log_q_negatives=self.sampler.log_q(drawn),
@@ -210,11 +230,11 @@ class Task:
         load_network(self.model.network, run / BEST)
 
 
-def _part(noise: Noise, layout: Layout, part: npt.NDArray[np.int64]) -> Noise:
-    """The noise of the sequences `part` of the batch."""
+def _tokens(layout: Layout, part: npt.NDArray[np.int64]) -> Tensor:
+    """(tokens of the batch,) whether they are of the sequences `part`."""
     chosen = torch.zeros(int(layout.sequences[-1]) + 1, dtype=torch.bool)
     chosen[torch.from_numpy(part)] = True
-    return noise.part(chosen[layout.sequences])
+    return chosen[layout.sequences]
 
 
 def _had_before(batch: Sequences, device: torch.device) -> tuple[Tensor, Tensor]:
