@@ -86,7 +86,7 @@ class MaskGR:
                     f"the best network on validation, all users, digits in one step: {words}",
                     file=sys.stderr,
                 )
-                _draw(work.run)
+                _draw(work.run, *([] if part is None else [work.run / FIRST]))
         if model.network.dense and here.writes:
             model.weigh(split)
         return model
@@ -467,9 +467,9 @@ def _about(model: MaskGR, split: Split, part: Part | None) -> str:
     )
 
 
-def _draw(run: Path) -> None:
+def _draw(run: Path, *earlier: Path) -> None:
     try:
-        draw(run)
+        draw(run, *earlier)
     except RequestError as error:
         print(f"note: {error}", file=sys.stderr)  # a run without a picture is still a run
 

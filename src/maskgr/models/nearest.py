@@ -91,6 +91,7 @@ class Nearest:
             some = queries[rows]
             plain = self._plain(some, reach, pool, allowed, barred.select(rows))
             here = special.items.select(rows)
+            plain = self._without(plain, None, here)
             items = np.concatenate([plain, _padded(here)], axis=1)  # (rows, plain + special)
             scores = self._scores(some, items)
             first = special.items.offsets[:-1][rows]
@@ -192,14 +193,16 @@ class Nearest:
         excluded: Sequences | None,
         lifted: Lifted | None,
     ) -> tuple[Sequences, Lifted]:
-        """(barred from the plain search, to be scored one by one): a row a query, none twice."""
+        """(barred from the plain search, to be scored one by one): a row a query, none twice.
+
+        What is raised need not be barred: all that it displaces there ranks behind it anyway."""
         items, bonus = _usable_lifted(lifted, queries)
         out = self._distinct(queries, allowed, excluded, "excluded")
         scored = np.setdiff1d(self._distinct(queries, allowed, items, "lifted"), out)
-        barred = np.union1d(out, scored)
         keys = self._keys(items)
         order = np.argsort(keys, kind="stable")
         bonus = bonus[order[np.searchsorted(keys[order], scored)]]
+        barred = np.union1d(out, scored[bonus < 0])
         count = max(len(self._vectors), 1)
         rows = []
         for keys in (barred, scored):

@@ -51,7 +51,7 @@ class Network(nn.Module):
         embeddings of the catalogue, where the dense settings use them."""
         super().__init__()
         self.config, self.dense_config = config, dense or DenseConfig()
-        self.settled = False  # what the dense head uses, while the digits learn
+        self.frozen_history = False  # what the dense head uses, while the digits learn
         self.sizes = tuple(sizes)
         self.starts = (0, *accumulate(self.sizes))  # of each level's tokens, and of [MASK]
         _check(config)
@@ -264,7 +264,7 @@ class Network(nn.Module):
         own = None if numbers is None else numbers[past.items]
         units = torch.cat([self.start, self.embed_history(digits[past.items], own)])
         units = units.index_select(0, past.units)
-        if not self.settled:
+        if not self.frozen_history:
             units = self.dropout(units)
         return Remembered(past, self.encoder.history(units, past.layout, past.masks))
 
@@ -355,7 +355,7 @@ class Network(nn.Module):
         """Which parameters of a causal network are trained: those that the dense head uses, those
         that only the digits use, or all.
 
-        While the digits learn by themselves, what they start from is settled: no dropout there.
+        While the digits learn by themselves, what they start from is frozen: no dropout there.
         """
         own = [self.bias, *self.encoder.norm.parameters(), *self.encoder.blocks.parameters()]
         if self.causal:
@@ -366,11 +366,11 @@ class Network(nn.Module):
             parameter.requires_grad_(part != "digits")
         for parameter in own:
             parameter.requires_grad_(part != "dense")
-        self.settled = part == "digits"
+        self.frozen_history = part == "digits"
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        if self.settled:
+        if self.frozen_history:
             self.encoder.history_blocks.eval()
         return self
 

@@ -67,7 +67,7 @@ class Task:
         self.catalogue = self.model.catalogue if config.objective.catalogue_aware else None
         self.digits = self.model.digits
         self.validation = self.split.validation
-        self.settled: Tensor | None = None  # (items, width) vectors that no longer change
+        self.frozen_table: Tensor | None = None  # (items, width) while digits learn alone
         self.sampler = None
         if self.model.network.dense and config.dense.negatives:
             taken = np.bincount(self.split.train.values, minlength=len(self.digits))
@@ -148,10 +148,10 @@ class Task:
             bonus = Bonus(rows, items, repeat.expand(len(rows)))
         if self.part != "digits":
             return network.table(self.digits), bonus
-        if self.settled is None:
+        if self.frozen_table is None:
             with torch.no_grad():
-                self.settled = network.table(self.digits)
-        return self.settled, bonus
+                self.frozen_table = network.table(self.digits)
+        return self.frozen_table, bonus
 
     def _dense_loss(
         self,

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from maskgr.training.log import COLUMNS
+from maskgr.training.picture import _joined, draw
+
+
+def log(folder: Path, *rows: dict[str, float]) -> Path:
+    folder.mkdir()
+    lines = [",".join(str(row.get(name, "")) for name in COLUMNS) for row in rows]
+    (folder / "log.csv").write_text("\n".join([",".join(COLUMNS), *lines]) + "\n")
+    return folder
+
+
+def test_stages_follow_each_other_in_time(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    first = log(
+        tmp_path / "first",
+        {"step": 1, "seconds": 10, "loss": 3.0},
+        {"step": 2, "seconds": 20, "dense_recall@10": 0.1, "recall@10": 0.1},
+    )
+    second = log(tmp_path / "second", {"step": 1, "seconds": 5, "loss": 2.0, "bound": 8.0})
+    rows, starts = _joined([first, second])
+    seconds = [row["seconds"] for row in rows]
+    assert seconds[:2] == [10, 20]
+    assert math.isnan(seconds[2])  # a gap in every curve
+    assert seconds[3:] == [25]
+    assert starts == [0, 20]
+    assert draw(second, first).read_bytes().startswith(b"\x89PNG")
+    assert draw(first).read_bytes().startswith(b"\x89PNG")
+    assert _joined([tmp_path / "none", first])[1] == [0, 0]
