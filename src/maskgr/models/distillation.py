@@ -107,8 +107,9 @@ class DenseTeacher:
             yield part, self._scores(part).softmax(1).T.contiguous()
 
     def _scores(self, rows: Tensor) -> Tensor:
-        """(rows, items) of every item."""
-        scores, bonus = self.queries[rows].float() @ self.table.float().T, self.bonus
+        """(rows, items) of every item, in float32 even where other products are not."""
+        with torch.autocast(rows.device.type, enabled=False):
+            scores, bonus = self.queries[rows].float() @ self.table.float().T, self.bonus
         if bonus is not None:
             place = torch.full((len(self.queries),), -1, device=rows.device)
             place[rows] = torch.arange(len(rows), device=rows.device)
