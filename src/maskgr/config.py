@@ -181,6 +181,8 @@ class ObjectiveConfig:
     attention, of items that are masked whole."""
     catalogue_aware: bool = False
     """A digit's probabilities run over the codes that some item with the revealed digits has."""
+    drop_items: float = 0.0
+    """Share of a sequence's items that are left out, others in every epoch."""
     distil: float = 0.0
     """Share of the items to be filled in that are drawn from what the dense head expects, instead
     of those that came (causal attention, and a dense head trained on the whole catalogue)."""
@@ -292,8 +294,9 @@ PRESETS = {
     ),
     # A laptop, over lunch. Every item is predicted from the clean history before it, which is what
     # inference meets; no capacity goes into learning which tuples exist; a dense head is trained
-    # along, by itself first; semantic IDs are made of what it learned of the items, and it teaches
-    # the digits what else might have come. Which single item follows which is remembered beside.
+    # first, and then left as it is; semantic IDs are made of what it learned of the items, and it
+    # teaches the digits what else might have come. Which single item follows which is
+    # remembered beside.
     "cpu": TrainConfig(
         unique="reassign",
         collaborative=0.2,

@@ -22,7 +22,7 @@ from maskgr.models.task import BEST
 from maskgr.training.log import read_log
 from tests.models.test_retrieval import CONFIG
 
-COLLABORATIVE = replace(CONFIG, collaborative=0.5)
+COLLABORATIVE = replace(CONFIG, collaborative=0.5, objective=replace(CONFIG.objective, distil=0.5))
 DENSE = DenseConfig(text_input=True, table="learned")
 DIGITS = torch.tensor(list(product(range(4), range(3), range(2))))  # of 24 items
 
@@ -96,7 +96,7 @@ def test_two_stages_one_run(shop: Dataset, tmp_path: Path) -> None:
     steps = CONFIG.loop.steps // 2
     for folder in (tmp_path / FIRST, tmp_path):
         assert max(row["step"] for row in read_log(folder)) == steps
-    # What the dense head learned is settled while the digits learn.
+    # What the dense head learned is frozen while the digits learn.
     network, first = rec.model.network.state_dict(), load_file(tmp_path / FIRST / BEST)
     for name, tensor in first.items():
         if name.startswith(("head.", "encoder.history_blocks.", "items.norm.", "items.text.")):

@@ -11,7 +11,7 @@ from maskgr import Recommender
 from maskgr.config import SyntheticConfig
 from maskgr.data.open import fetch
 from maskgr.diffusion.layout import Layout
-from maskgr.diffusion.objective import masked_rows, weighed
+from maskgr.diffusion.objective import masked_loss, masked_rows
 from maskgr.errors import RequestError
 from maskgr.items.catalogue import Catalogue
 from maskgr.models.distillation import DenseTeacher
@@ -65,10 +65,10 @@ def test_items_are_drawn_as_often_as_they_are_expected() -> None:
     revealed = torch.tensor([True, False, False]).expand(count, 3)
     teacher = DenseTeacher(share, queries.expand(count, 5), table, None, Catalogue(codes, SIZES))
     came, uniform = torch.full((count,), 7), torch.rand(count, generator=rng)
-    lesson = teacher.teach(came, uniform, revealed)
+    digits, lesson = teacher.teach(came, uniform, revealed)
     chances = share * (queries @ table.T).softmax(1)[0]
     chances[7] += 1 - share
-    matches = (lesson.digits[:, None] == codes).all(2).float()  # (count, items)
+    matches = (digits[:, None] == codes).all(2).float()  # (count, items)
     assert matches.mean(0).numpy() == pytest.approx(chances.numpy(), abs=0.015)
     assert float(lesson.weight.mean()) == pytest.approx(share, abs=0.015)
 
@@ -95,11 +95,11 @@ def test_what_is_expected_stands_for_the_drawn_digits(share: float) -> None:
         for item in range(-1, len(codes)):  # each of the uniform's intervals, by its middle
             low = edges[item - 1] if item > 0 else torch.tensor(0.0)
             low, high = (edges[-1], torch.tensor(1.0)) if item < 0 else (low, edges[item])
-            lesson = teacher.teach(came, (low + high)[None] / 2, revealed[None])
-            own = int((codes == lesson.digits).all(1).int().argmax())
+            digits, lesson = teacher.teach(came, (low + high)[None] / 2, revealed[None])
+            own = int((codes == digits).all(1).int().argmax())
             said = log_probs[level][seen[own]]
             taught = (lesson.expected[level][0] * said).sum()
-            score = torch.lerp(said[lesson.digits[0, level]], taught, lesson.weight[0])
+            score = torch.lerp(said[digits[0, level]], taught, lesson.weight[0])
             found += (high - low) * score
         assert float(found) == pytest.approx(float(wanted), abs=1e-5)
 
@@ -117,18 +117,18 @@ def test_the_target_is_a_mixture(share: float) -> None:
     past = network.remember(codes[numbers], layout, numbers)
     teacher = DenseTeacher(share, network.queries(past), network.table(codes), None, catalogue)
     masked = noise.masked.view(-1, 3)
-    lesson = teacher.teach(numbers, torch.rand(5, generator=generator), ~masked)
+    digits, lesson = teacher.teach(numbers, torch.rand(5, generator=generator), ~masked)
     rows, _ = masked_rows(noise.masked, 3)
-    states = network.predict(past, lesson.digits, noise.masked, layout, rows)
-    loss = weighed(network, states, lesson.digits, noise, catalogue, lesson)
+    states = network.predict(past, digits, noise.masked, layout, rows)
+    loss = masked_loss(network, states, digits, noise, catalogue, lesson)
     total = 0.0
     for item, level in masked.nonzero().tolist():
         row = torch.tensor([3 * item + level])
-        hidden = network.predict(past, lesson.digits, noise.masked, layout, row)
-        digits, known = lesson.digits[item, None], ~masked[item, None]
-        log_probs = network.log_probs(hidden, level, catalogue.allowed(level, digits, known))[0]
+        hidden = network.predict(past, digits, noise.masked, layout, row)
+        true, known = digits[item, None], ~masked[item, None]
+        log_probs = network.log_probs(hidden, level, catalogue.allowed(level, true, known))[0]
         target = lesson.weight[item] * lesson.expected[level][item]
-        target[digits[0, level]] += 1 - lesson.weight[item]
+        target[true[0, level]] += 1 - lesson.weight[item]
         possible = target > 0
         total -= float((target[possible] * log_probs.detach()[possible]).sum() / noise.levels[row])
     assert float(loss.total.detach()) == pytest.approx(total, rel=1e-4)

@@ -28,11 +28,11 @@ def ragged(rng: np.random.Generator, rows: int, items: int, longest: int) -> Seq
 
 
 def lift(rows: Sequences | None, bonus: float) -> Lifted | None:
-    """Each item once; those with odd numbers get twice the bonus."""
+    """Each item once; those with odd numbers get twice the bonus the other way."""
     if rows is None:
         return None
     once = rows.keep(~rows.repeats())
-    return Lifted(once, np.float32(bonus) * (1 + once.values % 2))
+    return Lifted(once, np.float32(bonus) * (1 - 3 * (once.values % 2)))
 
 
 def by_hand(
@@ -45,7 +45,7 @@ def by_hand(
 ) -> list[tuple[float, int]]:
     """(score, item) of everything that may be found, best first, ties by number."""
     scores = vectors.astype(np.float64) @ query
-    scores[np.unique(seen)] += bonus * (1 + np.unique(seen) % 2)
+    scores[np.unique(seen)] += bonus * (1 - 3 * (np.unique(seen) % 2))
     left = np.ones(len(vectors), dtype=bool) if allowed is None else allowed.copy()
     left[excluded] = False
     return sorted(

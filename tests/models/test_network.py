@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from maskgr.config import DenseConfig, NetworkConfig
 from maskgr.diffusion.layout import Layout
 from maskgr.diffusion.noise import Noise
-from maskgr.diffusion.objective import masked_rows, weighed
+from maskgr.diffusion.objective import masked_loss, masked_rows
 from maskgr.items.catalogue import Catalogue
 from maskgr.models.distillation import DenseTeacher
 from maskgr.models.network import Network, Part, flops_per_token
@@ -187,8 +187,8 @@ def test_flops_of_a_part_against_torchs_own_count(part: Part) -> None:
         else:
             teacher = DenseTeacher(0.5, queries, table, None, catalogue)
             uniform = torch.tensor([0.2, 0.7] * 6)  # half of those that could be are drawn
-            lesson = teacher.teach(numbers, uniform, ~masked.view(-1, 2))
-            states = model.predict(past, lesson.digits, masked, layout, rows)
-            weighed(model, states, lesson.digits, noise, catalogue, lesson).total.backward()
+            digits, lesson = teacher.teach(numbers, uniform, ~masked.view(-1, 2))
+            states = model.predict(past, digits, masked, layout, rows)
+            masked_loss(model, states, digits, noise, catalogue, lesson).total.backward()
     expected = 24 * flops_per_token(model, 8, 0.75, part=part, taught=0.5)
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)

@@ -40,7 +40,9 @@ CONFIG = TrainConfig(
         layers=1, width=16, heads=2, hidden=32, attention="causal", history="pooled",
         history_layers=1,
     ),
-    dense=DenseConfig(text_input=True, table="learned", hidden=0, temperature=0, repeat_bias=True),
+    dense=DenseConfig(
+        text_input=True, table="learned", hidden=0, temperature=0, repeat_bias=True, followers=6
+    ),
     objective=ObjectiveConfig(catalogue_aware=True),
     loop=LoopConfig(steps=60, token_budget=1500, learning_rate=1e-2, validations=2),
 )  # fmt: skip

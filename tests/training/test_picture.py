@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from maskgr.training.log import COLUMNS
-from maskgr.training.picture import _joined, draw
+from maskgr.training.picture import _curve, _stages, draw
 
 
 def log(folder: Path, *rows: dict[str, float]) -> Path:
@@ -24,12 +24,12 @@ def test_stages_follow_each_other_in_time(tmp_path: Path) -> None:
         {"step": 2, "seconds": 20, "dense_recall@10": 0.1, "recall@10": 0.1},
     )
     second = log(tmp_path / "second", {"step": 1, "seconds": 5, "loss": 2.0, "bound": 8.0})
-    rows, starts = _joined([first, second])
-    seconds = [row["seconds"] for row in rows]
-    assert seconds[:2] == [10, 20]
-    assert math.isnan(seconds[2])  # a gap in every curve
-    assert seconds[3:] == [25]
-    assert starts == [0, 20]
+    stages, starts = _stages([tmp_path / "none", first, second])
+    assert [[row["seconds"] for row in rows] for rows in stages] == [[], [10, 20], [25]]
+    assert starts == [0, 0, 20]
+    curve = _curve(stages, "loss")
+    assert [curve[0], curve[2]] == [(10 / 60, 3.0), (25 / 60, 2.0)]
+    assert math.isnan(curve[1][0])  # the stages' losses are not of one kind
+    assert _curve(stages, "generative_recall@10") == []
     assert draw(second, first).read_bytes().startswith(b"\x89PNG")
     assert draw(first).read_bytes().startswith(b"\x89PNG")
-    assert _joined([tmp_path / "none", first])[1] == [0, 0]

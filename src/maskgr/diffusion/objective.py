@@ -54,9 +54,8 @@ class AllowedCodes(Protocol):
 
 
 class Lesson(NamedTuple):
-    """Items to fill in that need not be those that came (see `maskgr.models.distillation`)."""
+    """What is known of masked digits beside what they are (see `maskgr.models.distillation`)."""
 
-    digits: Tensor  # (items, digits)
     expected: list[Tensor]  # for each level (items, codes) its probabilities, given what is shown
     weight: Tensor  # (items,) of these in the target; the rest is the digit itself
 
@@ -101,10 +100,10 @@ def negative_elbo(
     """
     rows, _ = masked_rows(noise.masked, network.digits)
     states = network.denoise(digits, noise.masked, layout, rows, numbers)
-    return weighed(network, states.digits, digits, noise, catalogue), states
+    return masked_loss(network, states.digits, digits, noise, catalogue), states
 
 
-def weighed(
+def masked_loss(
     network: Network,
     states: Tensor,
     digits: Tensor,

@@ -25,7 +25,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "whole codebooks": ("catalogue_aware=false",),
     "digits not taught": ("distil=0",),
     "digits all taught": ("distil=1",),
-    "history of digits": ("history=tokens",),
+    "history of digits": ("history=tokens", "collaborative=0"),
     "1 layer for the history": ("history_layers=1",),
     "3 layers for the history": ("history_layers=3",),
     "items masked whole, 30 %": ("whole_item=0.3",),

@@ -52,11 +52,7 @@ class Remembered(NamedTuple):
 
     past: Past
     states: Tensor  # (tokens, width)
-
-    @property
-    def before(self) -> Tensor:
-        """(items, width) the state of the history before each item."""
-        return self.states.index_select(0, self.past.before)
+    before: Tensor  # (items, width) that of the history before each item
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,11 +27,13 @@ def check_collaborative(config: TrainConfig) -> None:
             "below 1"
         )
     if config.collaborative and (
-        config.network.attention != "causal" or config.dense.table != "learned"
+        config.network.history != "pooled" or config.dense.table != "learned"
     ):
+        # A history of digits would be another once the digits are.
         raise RequestError(
-            "collaborative semantic IDs are made of what a dense head learned; set "
-            "network.attention=causal and dense.table=learned, or collaborative=0"
+            "collaborative semantic IDs are made of what a dense head learned of pooled histories; "
+            "set network.attention=causal, network.history=pooled and dense.table=learned, or "
+            "collaborative=0"
         )
 
 
@@ -60,19 +62,17 @@ def carry_over(old: Network, old_digits: Tensor, new: Network, new_digits: Tenso
     of_tokens = ("tokens.weight", "codes.weight", "bias")
     kept = {k: v for k, v in old.state_dict().items() if k not in of_tokens}
     new.load_state_dict(kept, strict=False)
-    new.tokens.weight[new.mask_token] = old.tokens.weight[old.mask_token]
     whole = old.joined(old_digits) + before.weight  # (items, width)
     spread = fit_tokens(whole.cpu().numpy(), new_digits.cpu().numpy(), new.sizes)
     scale = (new.digits / new.config.width) ** 0.5  # `joined` scales sums up by its inverse
-    new.tokens.weight[: new.mask_token] = torch.from_numpy(spread).to(whole) * scale
+    new.tokens.weight.copy_(torch.from_numpy(spread).to(whole) * scale)
     after.weight.copy_(whole - new.joined(new_digits))
-    if new.pooled:
-        numbers = torch.arange(len(old_digits), device=old_digits.device)
-        vectors = old.item_vectors(old_digits, numbers)  # their text included
-        parts = fit_tokens(vectors.cpu().numpy(), new_digits.cpu().numpy(), new.sizes)
-        new.codes.weight[: new.mask_token] = (
-            torch.from_numpy(parts).to(vectors) * new.config.width**-0.5
-        )
+    numbers = torch.arange(len(old_digits), device=old_digits.device)
+    vectors = old.item_vectors(old_digits, numbers)  # their text included
+    parts = fit_tokens(vectors.cpu().numpy(), new_digits.cpu().numpy(), new.sizes)
+    new.codes.weight[: new.mask_token] = (
+        torch.from_numpy(parts).to(vectors) * new.config.width**-0.5
+    )
 
 
 def fit_tokens(vectors: np.ndarray, digits: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:

@@ -104,7 +104,8 @@ class DenseHead(nn.Module):
     @property
     def repeats(self) -> float:
         """The same as a number."""
-        return 0.0 if self.repeat is None else float(self.repeat.detach()) * self._repeat_scale
+        bias = self.repeat_bias
+        return 0.0 if bias is None else float(bias.detach())
 
     @property
     def outputs(self) -> int:

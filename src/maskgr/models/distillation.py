@@ -21,9 +21,9 @@ from maskgr.config import TrainConfig
 from maskgr.diffusion.objective import Lesson
 from maskgr.errors import RequestError
 from maskgr.items.catalogue import Catalogue
-from maskgr.models.softmax import Bonus
+from maskgr.models.softmax import FEW, Bonus
 
-CELLS = 2**22  # probabilities that exist at a time
+CELLS = 2**22  # scores, or entries of vectors, that exist at a time
 
 
 def check_distillation(config: TrainConfig) -> None:
@@ -49,25 +49,27 @@ class DenseTeacher:
     catalogue: Catalogue
 
     @torch.no_grad()
-    def teach(self, came: Tensor, uniform: Tensor, revealed: Tensor) -> Lesson:
-        """The items to be filled in, where `came` (rows,) are those that came and `revealed`
-        (rows, m) says which digits are not masked; `uniform` (rows,) from 0 to 1 decides.
+    def teach(self, came: Tensor, uniform: Tensor, revealed: Tensor) -> tuple[Tensor, Lesson]:
+        """(rows, m) digits of the items to be filled in, and what is known of them; `came` (rows,)
+        are the items that came, `revealed` (rows, m) says which digits are not masked, `uniform`
+        (rows,) from 0 to 1 decides who is drawn.
 
-        An item of which nothing is revealed need not be drawn: all that could be are expected.
+        Where nothing is revealed the network is shown the same whatever is drawn: so nothing is,
+        and the target is mixed instead.
         """
         known = revealed.any(1)
         drawn = known & (uniform < self.share)
         rows = drawn.nonzero().squeeze(1)
         items = came.clone()
         items[rows] = self._draw(rows, uniform[rows] / self.share)
-        digits = self.catalogue.digits.long().T[items]
+        digits = self.catalogue.digits.T[items].long()
         weight = torch.where(known, drawn.float(), self.share)
-        return Lesson(digits, self.expect(digits, revealed, weight > 0), weight)
+        return digits, Lesson(self.expect(digits, revealed, weight > 0), weight)
 
     def _draw(self, rows: Tensor, uniform: Tensor) -> Tensor:
         """(rows,) items, each drawn from what is expected in its row."""
         drawn = torch.empty_like(rows)
-        for part in torch.split(torch.arange(len(rows)), max(1, CELLS // len(self.table))):
+        for part in torch.split(torch.arange(len(rows)), self._height):
             scores = self._scores(rows[part])  # (some rows, items)
             below = scores.sub_(scores.amax(1, keepdim=True)).exp_().cumsum(1)
             wanted = uniform[part, None] * below[:, -1:]
@@ -81,7 +83,7 @@ class DenseTeacher:
         digits that are `revealed` of `digits`, both (rows, m); zero in rows without a masked one
         and where not `wanted` (rows,).
         """
-        codes = self.catalogue.digits.long()  # (m, items)
+        codes = self.catalogue.digits  # (m, items)
         result = [
             torch.zeros(len(digits), size, device=digits.device)
             for size in self.catalogue.codebook_sizes
@@ -90,7 +92,7 @@ class DenseTeacher:
         for rows, chances in self._of_all((wanted & ~known).nonzero().squeeze(1)):
             for level, found in enumerate(result):
                 summed = chances.new_zeros(found.shape[1], len(rows))
-                found[rows] = summed.index_add_(0, codes[level], chances).T
+                found[rows] = summed.index_add_(0, codes[level].long(), chances).T
         partly = (wanted & known & ~revealed.all(1)).nonzero().squeeze(1)
         if len(partly):
             alike = self.catalogue.items(digits[partly], revealed[partly])
@@ -103,8 +105,13 @@ class DenseTeacher:
 
     def _of_all(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Some of `rows` at a time, and (items, rows) the probabilities of every item."""
-        for part in torch.split(rows, max(1, CELLS // len(self.table))):
+        for part in torch.split(rows, self._height):
             yield part, self._scores(part).softmax(1).T.contiguous()
+
+    @property
+    def _height(self) -> int:
+        """Rows of which all items are scored at a time."""
+        return max(FEW, CELLS // len(self.table))
 
     def _scores(self, rows: Tensor) -> Tensor:
         """(rows, items) of every item, in float32 even where other products are not."""
@@ -120,11 +127,15 @@ class DenseTeacher:
 
     def _of_some(self, rows: Tensor, items: Tensor) -> Tensor:
         """(entries,) the probability of each item among those that stand with the same row."""
-        queries = self.queries.float()
-        scores = (queries[rows] * self.table.float()[items]).sum(1)
+        size = max(1, CELLS // self.queries.shape[1])
+        pairs = zip(rows.split(size), items.split(size), strict=True)
+        products = [(self.queries[r].float() * self.table[i].float()).sum(1) for r, i in pairs]
+        scores = torch.cat(products)
         if self.bonus is not None:
             scores += self.bonus.at(rows, items)
-        top = scores.new_full((len(queries),), -torch.inf).scatter_reduce(0, rows, scores, "amax")
+        top = scores.new_full((len(self.queries),), -torch.inf).scatter_reduce(
+            0, rows, scores, "amax"
+        )
         weights = (scores - top[rows]).exp_()
         totals = torch.zeros_like(top).index_add_(0, rows, weights)
         return weights / totals[rows]

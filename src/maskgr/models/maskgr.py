@@ -72,7 +72,7 @@ class MaskGR:
             torch.manual_seed(config.seed)
             model = cls(build_network(config, sids).to(here.device), sids, config)
             loop = config.loop
-            part: Part | None = None  # or all, where nothing was learned before
+            part: Part | None = None  # of the network; None is all
             if config.collaborative and work.sids is None:
                 part = "digits"
                 first, loop = _two_stages(config)
@@ -148,6 +148,7 @@ class MaskGR:
         if self.config.dense.followers:
             most = self.config.dense.followers
             self.followers = Followers.of(split.train, len(self.sids.digits), most)
+        self.forget()
         repeats = self.network.repeats != 0
         if repeats:
             self._choose("repeat", retrieval.REPEAT, sample, "dense")
@@ -156,6 +157,13 @@ class MaskGR:
         if repeats:
             self._choose("repeat_beams", retrieval.REPEAT_BEAMS, sample, "generative")
         self._choose_fusion(sample, None if split.train.repeats().any() else sample.histories)
+
+    def _with_weights(self, weights: Weights) -> Self:
+        """The same model, with nothing computed anew."""
+        other = replace(self, weights=weights)
+        other.catalogue, other.digits = self.catalogue, self.digits
+        other.dense = replace(self.dense, weights=weights)
+        return other
 
     def _choose(
         self,
@@ -170,12 +178,12 @@ class MaskGR:
         decoding = replace(self.config.decoding, retrieval=way)
         found = []
         for value in values:
-            told = replace(self, weights=replace(self.weights, **{name: value}))
+            told = self._with_weights(replace(self.weights, **{name: value}))
             ranked = told.rank(recent, min(10, len(allowed)), allowed, None, decoding)
             found.append(float(recall(ranked.items, sample.targets, 10).mean()))
         best = int(np.argmax(found))
         self.weights = replace(self.weights, **{name: values[best]})
-        self.forget()
+        self.dense = replace(self.dense, weights=self.weights)
         print(
             f"{way} retrieval: weight of {name} {values[best]}, recall@10 {found[best]:.2%}; with "
             f"{values[0]} it is {found[0]:.2%}, on {len(sample.users):,} validation users",
@@ -425,7 +433,7 @@ class MaskGR:
 
 
 def _two_stages(config: TrainConfig) -> tuple[LoopConfig, LoopConfig]:
-    """The budget of the dense head alone, and what is left for all together."""
+    """The budget of the dense head alone, and what is left for the digits."""
     loop, share = config.loop, config.collaborative
     steps = max(1, round(share * loop.steps))
     return (
@@ -440,7 +448,8 @@ def _run(
     """Trains in `folder`, from its checkpoints where it goes on; the best network's validation."""
     config, here = task.model.config, task.world
     budget = loop.token_budget // task.model.network.digits
-    batches = Batches(task.split.train, config.history_limit + 1, budget, config.seed)
+    drop = config.objective.drop_items if task.part != "dense" else 0.0
+    batches = Batches(task.split.train, config.history_limit + 1, budget, config.seed, drop)
     with RunLog(folder, label=label, writes=here.writes, progress=work.progress) as log:
         trainer = Trainer(task, batches, loop, folder, here, log)
         if work.resume:

@@ -57,7 +57,8 @@ class Network(nn.Module):
         _check(config)
         check_dense(self.dense_config, config)
         width = config.width
-        self.tokens = nn.Embedding(self.mask_token + 1, width)
+        # Where the history is pooled, only the item that is predicted is ever masked.
+        self.tokens = nn.Embedding(self.mask_token + (not self.pooled), width)
         self.bias = nn.Parameter(torch.zeros(self.mask_token))
         self.dropout = Dropout(config.dropout)
         self.encoder = Encoder(config)
@@ -234,9 +235,11 @@ class Network(nn.Module):
         """
         if self.causal:
             past = self.remember(digits, layout, numbers)
-            queries = self.queries(past) if self.dense else None
+            states = self.predict(past, digits, masked, layout, rows)
+            if not self.dense:
+                return States(states, None, None)
             every = torch.arange(len(digits), device=digits.device)
-            return States(self.predict(past, digits, masked, layout, rows), queries, every)
+            return States(states, self.queries(past), every)
         noisy = self.tokenise(digits).masked_fill(masked, self.mask_token)
         embedded = self.embed(noisy)
         if self._text_width and numbers is not None:
@@ -266,7 +269,8 @@ class Network(nn.Module):
         units = units.index_select(0, past.units)
         if not self.frozen_history:
             units = self.dropout(units)
-        return Remembered(past, self.encoder.history(units, past.layout, past.masks))
+        states = self.encoder.history(units, past.layout, past.masks)
+        return Remembered(past, states, states.index_select(0, past.before))
 
     def queries(self, remembered: Remembered) -> Tensor:
         """(items, width of an item's vector) the dense head's for every item."""
@@ -367,6 +371,7 @@ class Network(nn.Module):
         for parameter in own:
             parameter.requires_grad_(part != "dense")
         self.frozen_history = part == "digits"
+        self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)

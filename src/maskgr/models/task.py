@@ -18,7 +18,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split
 from maskgr.diffusion.layout import Layout
 from maskgr.diffusion.noise import Noise
-from maskgr.diffusion.objective import masked_rows, negative_elbo, validation_bound, weighed
+from maskgr.diffusion.objective import masked_loss, masked_rows, negative_elbo, validation_bound
 from maskgr.evaluation.metrics import recall
 from maskgr.models.distillation import DenseTeacher
 from maskgr.models.network import Part, load_network, save_network
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BEST = "best.network.safetensors"
 # A batch goes through the network in pieces whose intermediate results stay near the CPU: faster
 # than all at once, and a fraction of the memory. With a dense head a batch stays whole: each piece
-# would compute the whole catalogue's vectors again.
+# would compute the whole catalogue's vectors again, or read them all.
 PIECE_TOKENS = 2048
 
 
@@ -107,34 +107,32 @@ class Task:
             numbers = torch.from_numpy(piece.batch.values).to(device).long()
             digits = self.digits[numbers]
             if network.causal:
-                return zero + self._causal_loss(piece, numbers, layout, noise)
+                return self._causal_loss(piece, numbers, layout, noise)
             loss, states = negative_elbo(network, digits, layout, noise, self.catalogue, numbers)
             if states.queries is None:
                 return loss.total
             asked = numbers[states.predicted]
             return loss.total + self._dense_loss(piece, states.queries, asked, self._choice(piece))
 
-    def _causal_loss(
-        self, piece: Piece, numbers: Tensor, layout: Layout, noise: Noise
-    ) -> Tensor | float:
+    def _causal_loss(self, piece: Piece, numbers: Tensor, layout: Layout, noise: Noise) -> Tensor:
         """Of the part that is trained; every item is asked for, so all of them have queries."""
         network, digits = self.model.network, self.digits[numbers]
+        total, lesson = torch.zeros((), device=numbers.device), None
         past = network.remember(digits, layout, numbers)
-        queries = network.queries(past) if network.dense else None
-        choice, total, lesson = self._choice(piece), 0.0, None
-        if queries is not None and self.part != "digits":
-            total = self._dense_loss(piece, queries, numbers, choice)
-        if self.part == "dense":
-            return total
-        if piece.uniform is not None and queries is not None and choice is not None:
-            share = self.model.config.objective.distil
-            teacher = DenseTeacher(share, queries, *choice, self.model.catalogue)
-            revealed = ~noise.masked.view_as(digits)
-            lesson = teacher.teach(numbers, piece.uniform.to(numbers.device), revealed)
-            digits = lesson.digits
+        if network.dense:
+            queries, choice = network.queries(past), self._choice(piece)
+            if self.part != "digits":
+                total = total + self._dense_loss(piece, queries, numbers, choice)
+            if self.part == "dense":
+                return total
+            if piece.uniform is not None and choice is not None:
+                share = self.model.config.objective.distil
+                teacher = DenseTeacher(share, queries, *choice, self.model.catalogue)
+                uniform, revealed = piece.uniform.to(numbers.device), ~noise.masked.view_as(digits)
+                digits, lesson = teacher.teach(numbers, uniform, revealed)
         rows, _ = masked_rows(noise.masked, network.digits)
         states = network.predict(past, digits, noise.masked, layout, rows)
-        return total + weighed(network, states, digits, noise, self.catalogue, lesson).total
+        return total + masked_loss(network, states, digits, noise, self.catalogue, lesson).total
 
     def _choice(self, piece: Piece) -> tuple[Tensor, Bonus | None] | None:
         """What the dense head chooses from: the catalogue's vectors (items, width), and what the
@@ -188,7 +186,8 @@ class Task:
         # One step scores every item exactly: quick, and it tells better networks from worse.
         quick = DecodingConfig(steps=1, retrieval="generative")
         top = min(10, len(allowed))
-        self.model.forget()
+        if self.part != "digits":
+            self.model.forget()
         found = {}
         if self.part != "dense":
             found["generative_recall@10"] = self.model.rank(recent, top, allowed, None, quick).items

@@ -21,37 +21,44 @@ PANELS = (
 def draw(run: Path, *earlier: Path) -> Path:
     """Writes `training.png` beside the log it is drawn from; `earlier` stages, each with a log in a
     folder of its own, come before it."""
-    rows, starts = _joined([*earlier, run])
+    stages, starts = _stages([*earlier, run])
     figure = new_figure(11, 7)
     for axes, (column, title) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
         # With a dense head either way by itself, and not the mean of both, which chose the best.
-        names = [f"{way}_{column}" for way in ("generative", "dense")]
-        names = [name for name in names if any(r.get(name) is not None for r in rows)]
-        for name in names or [column]:
-            points = [(r["seconds"] / 60, r[name]) for r in rows if r[name] is not None]
-            if points:
-                marker = "." if len(points) < 100 else ""
-                axes.plot(*zip(*points, strict=True), marker=marker, label=name)
+        curves = {
+            name: _curve(stages, name) for name in (f"generative_{column}", f"dense_{column}")
+        }
+        curves = {name: curve for name, curve in curves.items() if curve}
+        for name, curve in (curves or {column: _curve(stages, column)}).items():
+            if curve:
+                marker = "." if len(curve) < 100 else ""
+                axes.plot(*zip(*curve, strict=True), marker=marker, label=name)
+        if len(curves) > 1:
+            axes.legend()
         for start in starts[1:]:
             axes.axvline(start / 60, color="grey", linestyle=":")
-        if len(axes.lines) - len(starts[1:]) > 1:
-            axes.legend()
         axes.set(title=title, xlabel="minutes")
         axes.grid(alpha=0.3)
     save_png(figure, run / "training.png")
     return run / "training.png"
 
 
-def _joined(stages: Sequence[Path]) -> tuple[list[dict[str, Any]], list[float]]:
-    """The rows of all stages' logs, with the seconds since the first began and a gap between two;
-    and when each began."""
-    rows: list[dict[str, Any]] = []
-    starts, now = [], 0.0
-    for stage in stages:
-        own = read_log(stage)
-        if rows and own:
-            rows.append(dict.fromkeys(own[0], math.nan))
+def _stages(folders: Sequence[Path]) -> tuple[list[list[dict[str, Any]]], list[float]]:
+    """The rows of each stage's log, their seconds counted from the beginning of the first; and when
+    each began."""
+    stages, starts, now = [], [], 0.0
+    for folder in folders:
+        rows = [{**row, "seconds": row["seconds"] + now} for row in read_log(folder)]
+        stages.append(rows)
         starts.append(now)
-        rows += [{**row, "seconds": row["seconds"] + now} for row in own]
-        now = rows[-1]["seconds"] if own else now
-    return rows, starts
+        now = rows[-1]["seconds"] if rows else now
+    return stages, starts
+
+
+def _curve(stages: Sequence[list[dict[str, Any]]], name: str) -> list[tuple[float, float]]:
+    """(minutes, value), with a gap between two stages."""
+    points: list[tuple[float, float]] = []
+    for rows in stages:
+        own = [(r["seconds"] / 60, r[name]) for r in rows if r.get(name) is not None]
+        points += [(math.nan, math.nan), *own] if points and own else own
+    return points
