@@ -119,8 +119,8 @@ class Ours:
 def worker(
     rank: int, size: int, port: int, preset: str, digits: Any, part: Part | None, pipe: Any
 ) -> None:
-    """A process that does its share of each batch it is sent."""
-    torch.set_num_threads(1)
+    """A process that does its share of each batch it is sent, with its share of the cores."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
     keep_freed_memory()
     torch.manual_seed(0)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
@@ -133,7 +133,7 @@ def worker(
 
 
 class Together:
-    """Processes of one thread each that train together."""
+    """Processes that train together, or one with all cores."""
 
     def __init__(self, preset: str, digits: Tensor, part: Part | None, size: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -225,7 +225,8 @@ def efficiency(
     if PRESETS[preset].unique != "append":
         digits = digits[:, :4]
     m, taught = digits.shape[1], PRESETS[preset].objective.distil
-    ours = Ours(preset, digits, part)
+    network = Ours(preset, digits, part).network
+    one = Together(preset, digits, part, 1)
     together = Together(preset, digits, part, PROCESSES)
     ratios: dict[str, list[float]] = {"one": [], "together": []}
     tokens_per_second = []
@@ -233,22 +234,23 @@ def efficiency(
         light = matrix_speed()
         lengths = batch.lengths * m
         length = float((lengths**2).sum() / lengths.sum())
-        flops = flops_per_token(ours.network, length, part=part, taught=taught)
-        for name, way in (("one", ours), ("together", together)):
+        flops = flops_per_token(network, length, part=part, taught=taught)
+        for name, way in (("one", one), ("together", together)):
             seconds = timed(way.step, batch)
             if number:  # the first is for warming up
                 ratios[name].append(flops * lengths.sum() / seconds / light)
         tokens_per_second.append(lengths.sum() / seconds)
+    one.close()
     together.close()
     return {
         "preset": preset,
         "part": part,
-        "parameters": sum(p.numel() for p in ours.network.parameters()),
+        "parameters": sum(p.numel() for p in network.parameters()),
         "processes": PROCESSES,
         "tokens_per_second": float(np.median(tokens_per_second)),
         "share_of_matrix_product": float(np.median(ratios["together"])),
         "share_in_one_process": float(np.median(ratios["one"])),
-        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "peak_gib": one.peak_gib,
         "peak_gib_together": together.peak_gib,
     }
 

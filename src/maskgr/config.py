@@ -215,7 +215,7 @@ class LoopConfig:
     validation_users: int = 2000
     """Users of that sample."""
     patience: int = 0
-    """Stop after so many validations without a better recall@10; 0 never does."""
+    """Stop after so many validations without a better network; 0 never does."""
     checkpoint_minutes: float = 2.0
     """Between checkpoints, which are what an interrupted run resumes from."""
     device: str = "auto"

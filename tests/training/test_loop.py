@@ -37,6 +37,8 @@ class Toy:
         self.network: nn.Module = nn.Sequential(nn.Embedding(1, 5))
         self.kept: list[float] = []
         self.recalls: list[float] = []
+        self.bounds: list[float] = []
+        self.by_bound = False
 
     def prepare(self, batch: Sequences, seed: int) -> tuple[list[Sequences], float]:
         halves = np.array_split(np.arange(len(batch)), 2)
@@ -53,7 +55,7 @@ class Toy:
 
     def validate(self, *, everyone: bool) -> dict[str, float]:
         recall = self.recalls.pop(0) if self.recalls else 0.5
-        return {"recall@10": recall, "bound": 1.0}
+        return {"recall@10": recall, "bound": self.bounds.pop(0) if self.bounds else 1.0}
 
     def keep(self, run: Path) -> None:
         self.kept.append(sum(float(p.detach().sum()) for p in self.network.parameters()))
@@ -104,6 +106,15 @@ def test_the_best_is_kept_and_patience_ends(tmp_path: Path) -> None:
     run.train()
     assert len(toy.kept) == 2  # at 0.1 and at 0.4
     assert (run.state.best, run.state.best_step, run.state.step) == (0.4, 20, 40)
+
+
+def test_the_best_by_its_bound(tmp_path: Path) -> None:
+    toy = Toy()
+    toy.by_bound, toy.recalls, toy.bounds = True, [0.4, 0.3, 0.2], [8.5, 8.0, 8.2]
+    run = trainer(tmp_path, toy, steps=30, validations=3)
+    run.train()
+    assert len(toy.kept) == 2
+    assert (run.state.best, run.state.best_step) == (-8.0, 20)
 
 
 def test_averaged_weights_are_what_is_validated(tmp_path: Path) -> None:

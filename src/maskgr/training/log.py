@@ -75,7 +75,8 @@ class RunLog:
         self._advance(state, self._shown)
 
     def validation(self, state: State, found: dict[str, float]) -> None:
-        self._shown["best"] = f"{100 * state.best:.2f} %"
+        if state.best_step == state.step:
+            self._shown["best"] = f"{100 * found['recall@10']:.2f} %"
         self._row(state, found)
 
     def rewind(self, step: int) -> None:

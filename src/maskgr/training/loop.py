@@ -35,6 +35,7 @@ class Task(Protocol):
     """What is trained: a network, its loss, and how good it is."""
 
     network: nn.Module
+    by_bound: bool  # the best network is the one with the lowest bound, not the highest recall@10
 
     def prepare(self, batch: Sequences, seed: int) -> tuple[list[Any], float]:
         """This process's share of `batch` in pieces, with all randomness from `seed`, and what
@@ -50,7 +51,7 @@ class Task(Protocol):
         ...
 
     def validate(self, *, everyone: bool) -> dict[str, float]:
-        """`recall@10` and whatever else is worth a column, of the network as it is."""
+        """`recall@10`, `bound` and whatever else is worth a column, of the network as it is."""
         ...
 
     def keep(self, run: Path) -> None:
@@ -71,7 +72,7 @@ class State:
     total: int = 0  # steps that the schedule is made for
     seconds: float = 0.0
     tokens: int = 0
-    best: float = -1.0
+    best: float | None = None  # recall@10, or less the bound
     best_step: int = 0
     waited: int = 0  # validations since the best
     validated: int = 0  # of the validations that the schedule has, those reached
@@ -190,13 +191,14 @@ class Trainer:
     def _validate(self) -> None:
         with self.averaged():
             found = self.task.validate(everyone=False)
-            better = found["recall@10"] > self.state.best
+            score = -found["bound"] if self.task.by_bound else found["recall@10"]
+            better = self.state.best is None or score > self.state.best
             if better and self.world.writes:
                 self.task.keep(self.run)
         reached = self.state.step * self.config.validations // self.state.total
         state = replace(self.state, waited=self.state.waited + 1, validated=reached)
         if better:
-            state = replace(state, best=found["recall@10"], best_step=state.step, waited=0)
+            state = replace(state, best=score, best_step=state.step, waited=0)
         self.state = state
         self.log.validation(self.state, found)
 
@@ -208,7 +210,7 @@ class Trainer:
 
     def _finish(self) -> dict[str, float]:
         self._checkpoint(now=True)
-        if self.state.best < 0:
+        if self.state.best is None:
             self._validate()
         self.world.wait()
         self.task.restore(self.run)
