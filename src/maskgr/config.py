@@ -181,8 +181,6 @@ class ObjectiveConfig:
     attention, of items that are masked whole."""
     catalogue_aware: bool = False
     """A digit's probabilities run over the codes that some item with the revealed digits has."""
-    drop_items: float = 0.0
-    """Share of a sequence's items that are left out, others in every epoch."""
     distil: float = 0.0
     """Share of the items to be filled in that are drawn from what the dense head expects, instead
     of those that came (causal attention, and a dense head trained on the whole catalogue)."""
@@ -313,7 +311,7 @@ PRESETS = {
             followers=128,
         ),
         objective=ObjectiveConfig(catalogue_aware=True, distil=0.8),
-        loop=LoopConfig(minutes=90, token_budget=6400, learning_rate=2e-3),
+        loop=LoopConfig(minutes=45, token_budget=6400, learning_rate=2e-3),
         decoding=DecodingConfig(steps=1),
     ),
     # As published: Section 4.1 and the appendix. Its batch of 8,192 histories is 17 budgets.

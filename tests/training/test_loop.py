@@ -251,7 +251,7 @@ STAGES = [
     "dense.table=learned", "dense.text_input=true", "dense.repeat_bias=true", "collaborative=0.5",
     # With k-means a rounding error can decide on an item's cluster, and on all that follows.
     "quantizer=random", "unique=reassign",
-    "objective.distil=0.5", "objective.catalogue_aware=true", "objective.drop_items=0.2",
+    "objective.distil=0.5", "objective.catalogue_aware=true",
 ]  # fmt: skip
 
 

@@ -448,8 +448,7 @@ def _run(
     """Trains in `folder`, from its checkpoints where it goes on; the best network's validation."""
     config, here = task.model.config, task.world
     budget = loop.token_budget // task.model.network.digits
-    drop = config.objective.drop_items if task.part != "dense" else 0.0
-    batches = Batches(task.split.train, config.history_limit + 1, budget, config.seed, drop)
+    batches = Batches(task.split.train, config.history_limit + 1, budget, config.seed)
     with RunLog(folder, label=label, writes=here.writes, progress=work.progress) as log:
         trainer = Trainer(task, batches, loop, folder, here, log)
         if work.resume:

@@ -1,9 +1,8 @@
 """Training sequences under a token budget: no padding, a fixed order, a place to resume from.
 
 A history longer than a window is cut into windows, at another place each epoch, so that every item
-is seen and none always starts a window. If asked for, a share of the items is left out, others in
-each epoch: the same user is then somebody slightly different. A batch holds as many windows as its
-budget has room for, sorted by length, because the network works on runs of equal length.
+is seen and none always starts a window. A batch holds as many windows as its budget has room for,
+sorted by length, because the network works on runs of equal length.
 """
 
 from __future__ import annotations
@@ -34,13 +33,10 @@ class Batches:
     window: int  # items, the longest sequence that the network sees
     items: int  # budget of a batch
     seed: int = 0
-    drop: float = 0.0  # share of the items that an epoch leaves out
 
     def __post_init__(self) -> None:
         if self.window < 2:
             raise RequestError(f"a window of {self.window} items has no history; use 2 or more")
-        if not 0 <= self.drop < 1:
-            raise RequestError(f"a share of {self.drop} left out is none; use 0 to below 1")
         if self.items < self.window:
             raise RequestError(
                 f"a batch of {self.items} items has no room for a window of {self.window}; raise "
@@ -64,23 +60,18 @@ class Batches:
 
     def windows(self, epoch: int) -> Sequences:
         """All sequences, those longer than a window cut at this epoch's places."""
-        sequences = self.sequences
-        if self.drop:
-            rng = np.random.default_rng((self.seed, epoch, 2))
-            kept = rng.random(len(sequences.values)) >= self.drop
-            sequences = sequences.keep(kept if kept.any() else ~kept)
-        lengths = sequences.lengths
+        lengths = self.sequences.lengths
         rng = np.random.default_rng((self.seed, epoch, 0))
         # A cut falls at `first`, `first + window`, …: the first piece may be short.
         first = rng.integers(1, self.window + 1, size=len(lengths))
         first = np.where(lengths <= self.window, lengths, first)
-        places, owners = sequences.places, sequences.owners
+        places, owners = self.sequences.places, self.sequences.owners
         cuts = (places == 0) | (
             (places >= first[owners]) & ((places - first[owners]) % self.window == 0)
         )
         starts = np.flatnonzero(cuts)
-        offsets = np.append(starts, len(sequences.values)).astype(np.int64)
-        return Sequences(sequences.values, offsets)
+        offsets = np.append(starts, len(self.sequences.values)).astype(np.int64)
+        return Sequences(self.sequences.values, offsets)
 
     def from_place(self, place: Place) -> Iterator[tuple[Place, Sequences]]:
         """Batches without end, from `place` on; each with the place after it."""
