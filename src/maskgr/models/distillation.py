@@ -128,7 +128,7 @@ class DenseTeacher:
     def _of_some(self, rows: Tensor, items: Tensor) -> Tensor:
         """(entries,) the probability of each item among those that stand with the same row."""
         size = max(1, CELLS // self.queries.shape[1])
-        pairs = zip(rows.split(size), items.split(size), strict=True)
+        pairs = zip(torch.split(rows, size), torch.split(items, size), strict=True)
         products = [(self.queries[r].float() * self.table[i].float()).sum(1) for r, i in pairs]
         scores = torch.cat(products)
         if self.bonus is not None:

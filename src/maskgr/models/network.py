@@ -361,7 +361,8 @@ class Network(nn.Module):
 
         While the digits learn by themselves, what they start from is frozen: no dropout there.
         """
-        own = [self.bias, *self.encoder.norm.parameters(), *self.encoder.blocks.parameters()]
+        own: list[Tensor] = [self.bias]
+        own += [*self.encoder.norm.parameters(), *self.encoder.blocks.parameters()]
         if self.causal:
             own.append(self.levels)
         if self.pooled:
