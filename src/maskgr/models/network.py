@@ -369,8 +369,8 @@ class Network(nn.Module):
             own.append(self.codes.weight)
         for parameter in self.parameters():
             parameter.requires_grad_(part != "digits")
-        for parameter in own:
-            parameter.requires_grad_(part != "dense")
+        for tensor in own:
+            tensor.requires_grad_(part != "dense")
         self.frozen_history = part == "digits"
         self.train(self.training)
 
