@@ -145,11 +145,10 @@ def test_scores_by_hand() -> None:
 
 
 def test_a_new_items_vector_is_what_digits_and_text_say() -> None:
-    net = network(DenseConfig(text_input=True, table="learned"))
+    pooled = {"attention": "causal", "history": "pooled", "history_layers": 1}
+    net = network(DenseConfig(text_input=True, table="learned"), **pooled)
     torch.nn.init.zeros_(net.items.own.weight)
-    alone = network(
-        DenseConfig(text_input=True), attention="causal", history="pooled"
-    )  # no part of its own
+    alone = network(DenseConfig(text_input=True), **pooled)  # no part of its own
     alone.load_state_dict(net.state_dict(), strict=False)
     torch.testing.assert_close(net.table(DIGITS), alone.item_vectors(DIGITS, torch.arange(24)))
 
