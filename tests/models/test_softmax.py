@@ -22,13 +22,17 @@ from maskgr.models.softmax import (
     sampled_cross_entropy,
 )
 
-# CELLS, FEW, and the rows and items of a block that they make of 7 rows and 11 items
-BLOCKS = {
-    "all in one": (2**22, 64, (7, 11)),
-    "blocks of rows": (25, 2, (2, 11)),
-    "blocks of items": (28, 64, (4, 6)),
-    "single rows": (11, 1, (1, 11)),
-    "blocks of both": (4, 64, (2, 2)),
+# CELLS, FEW, ITEMS, and what they make of 7 rows and 11 items: the rows and items of a block, and
+# whether all blocks of a row are kept
+Shape = tuple[int, int, bool]
+BLOCKS: dict[str, tuple[int, int, int, Shape]] = {
+    "all in one": (2**22, 64, 1024, (7, 11, True)),
+    "blocks of rows": (25, 2, 1024, (2, 11, True)),
+    "kept blocks of items": (2**22, 64, 4, (7, 4, True)),
+    "kept blocks of both": (25, 2, 5, (2, 4, True)),
+    "blocks of items": (28, 64, 1024, (4, 6, False)),
+    "single rows": (11, 1, 1024, (1, 11, True)),
+    "blocks of both": (4, 64, 1024, (2, 2, False)),
 }
 
 
@@ -83,25 +87,26 @@ def gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.fixture(params=BLOCKS)
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    cells, few, shape = BLOCKS[request.param]
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shape:
+    cells, few, items, shape = BLOCKS[request.param]
     monkeypatch.setattr(softmax, "CELLS", cells)
     monkeypatch.setattr(softmax, "FEW", few)
+    monkeypatch.setattr(softmax, "ITEMS", items)
     return shape
 
 
-def test_blocks_are_the_ones_that_are_meant(blocks: tuple[int, int]) -> None:
+def test_blocks_are_the_ones_that_are_meant(blocks: Shape) -> None:
     assert softmax._block(7, 11) == blocks
 
 
-def test_loss_and_gradients_are_those_of_dense_logits(blocks: tuple[int, int]) -> None:
+def test_loss_and_gradients_are_those_of_dense_logits(blocks: Shape) -> None:
     one = case()
     torch.testing.assert_close(one.loss(), one.brute_force())
     own, expected = (gradients(loss, one.leaves) for loss in (one.loss(), one.brute_force()))
     torch.testing.assert_close(own, expected)
 
 
-def test_without_weights_and_bonus(blocks: tuple[int, int]) -> None:
+def test_without_weights_and_bonus(blocks: Shape) -> None:
     one = case()
     loss = catalogue_cross_entropy(one.queries, one.table, one.targets)
     logits = one.queries @ one.table.T
@@ -111,7 +116,7 @@ def test_without_weights_and_bonus(blocks: tuple[int, int]) -> None:
     torch.testing.assert_close(gradients(loss, leaves), gradients(expected, leaves))
 
 
-def test_gradients_by_finite_differences(blocks: tuple[int, int]) -> None:
+def test_gradients_by_finite_differences(blocks: Shape) -> None:
     one = case()
 
     def loss(queries: Tensor, table: Tensor, values: Tensor) -> Tensor:
@@ -121,7 +126,7 @@ def test_gradients_by_finite_differences(blocks: tuple[int, int]) -> None:
     assert torch.autograd.gradcheck(loss, one.leaves)
 
 
-def test_normalisers_are_those_of_dense_logits(blocks: tuple[int, int]) -> None:
+def test_normalisers_are_those_of_dense_logits(blocks: Shape) -> None:
     one = case()
     found = log_normaliser(one.queries, one.table, bonus=one.bonus)
     torch.testing.assert_close(found, one.logits().logsumexp(1).detach())
@@ -130,14 +135,14 @@ def test_normalisers_are_those_of_dense_logits(blocks: tuple[int, int]) -> None:
     torch.testing.assert_close(plain, (one.queries @ one.table.T).logsumexp(1).detach())
 
 
-def test_scores_beyond_what_exp_can_hold(blocks: tuple[int, int]) -> None:
+def test_scores_beyond_what_exp_can_hold(blocks: Shape) -> None:
     one = case(scale=60)  # scores of thousands
     torch.testing.assert_close(one.loss(), one.brute_force())
     own, expected = (gradients(loss, one.leaves) for loss in (one.loss(), one.brute_force()))
     torch.testing.assert_close(own, expected)
 
 
-def test_a_bonus_of_minus_infinity_takes_items_out(blocks: tuple[int, int]) -> None:
+def test_a_bonus_of_minus_infinity_takes_items_out(blocks: Shape) -> None:
     one = case()
     keep = torch.tensor([3, 4, 10])  # nothing is left of some blocks
     others = torch.tensor([item for item in range(11) if item not in keep])
@@ -161,16 +166,19 @@ def test_a_bonus_of_minus_infinity_takes_items_out(blocks: tuple[int, int]) -> N
     st.integers(1, 4),
     st.integers(1, 100),
     st.integers(1, 8),
+    st.integers(1, 9),
     st.integers(0, 10**6),
 )
 def test_any_shape_in_any_blocks(
-    rows: int, items: int, width: int, cells: int, few: int, seed: int
+    rows: int, items: int, width: int, cells: int, few: int, most: int, seed: int
 ) -> None:
     one = case(rows, items, width, seed=seed, scale=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(softmax, "CELLS", cells)
         patch.setattr(softmax, "FEW", few)
-        assert math.prod(softmax._block(rows, items)) <= cells
+        patch.setattr(softmax, "ITEMS", most)
+        height, across, kept = softmax._block(rows, items)
+        assert height * (items if kept else across) <= cells
         loss = one.loss()
         own = gradients(loss, one.leaves)
     expected = one.brute_force()
@@ -180,16 +188,16 @@ def test_any_shape_in_any_blocks(
 
 @given(st.integers(0, 10**7), st.integers(0, 10**8))
 def test_blocks_stay_within_their_bounds(rows: int, items: int) -> None:
-    height, width = softmax._block(rows, items)
+    height, width, kept = softmax._block(rows, items)
     assert height <= min(rows, softmax.ROWS)
-    assert width <= items
-    assert height * width <= softmax.CELLS
+    assert width <= min(items, softmax.ITEMS)
+    assert height * (items if kept else width) <= softmax.CELLS
     assert (height and width) or not (rows and items)
 
 
 @pytest.mark.parametrize("wanted", range(3))
 def test_only_what_is_asked_for_gets_a_gradient(
-    wanted: int, blocks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    wanted: int, blocks: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = case()
     expected = gradients(one.brute_force(), one.leaves)[wanted]
@@ -286,7 +294,7 @@ def test_float32_and_autocast() -> None:
     torch.testing.assert_close([leaf.grad for leaf in leaves], wanted)
 
 
-def test_gradients_have_the_types_of_what_they_belong_to(blocks: tuple[int, int]) -> None:
+def test_gradients_have_the_types_of_what_they_belong_to(blocks: Shape) -> None:
     exact = case()
     leaves = [leaf.detach().bfloat16().requires_grad_() for leaf in exact.leaves]
     bonus = replace(exact.bonus, values=leaves[2])

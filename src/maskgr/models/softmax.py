@@ -17,8 +17,9 @@ from torch import Tensor
 
 from maskgr.errors import RequestError
 
-CELLS = 2**22  # scores that exist at a time
+CELLS = 2**23  # scores that exist at a time
 ROWS = 512  # of a block; more make a matrix product no faster
+ITEMS = 1024  # of a block: what is done to it after the product finds it near the processor
 FEW = 64  # rows; with fewer, reading the table costs more than multiplying it
 
 
@@ -148,7 +149,8 @@ def _loss_and_gradients(
         if by_table is not None:
             shared = queries[rows] * share
             for items in scores.item_blocks:
-                by_table[items].addmm_(sums.exponentials(items).T, shared)
+                block, shrunk = sums.exponentials(items)
+                by_table[items].addmm_(block.T, shared * shrunk[:, None])
         if normalisers is not None:
             torch.add(sums.top, log_total, out=normalisers[rows])
     if by_queries is not None:
@@ -164,15 +166,16 @@ def _loss_and_gradients(
 
 
 class _Scores:
-    """Scores of a block of rows for a block of items; each block in the memory of the last."""
+    """Scores of a block of rows for a block of items; each block in the memory of the last, or all
+    of the same rows side by side where they are `kept`."""
 
     def __init__(self, queries: Tensor, table: Tensor, bonus: Bonus | None) -> None:
         dtype = _precision(queries, table)
         self.queries, self.table, self.bonus = queries.to(dtype), table, bonus
-        height, width = _block(len(queries), len(table))
+        height, width, self.kept = _block(len(queries), len(table))
         self.row_blocks = _slices(len(queries), height)
         self.item_blocks = _slices(len(table), width)
-        self.memory = self.queries.new_empty(height * width)
+        self.memory = self.queries.new_empty(height * (len(table) if self.kept else width))
         if bonus is not None:
             self.of_bonus = torch.empty_like(bonus.values, dtype=dtype)  # scores, as they are made
             starts = [rows.start for rows in self.row_blocks]
@@ -184,13 +187,19 @@ class _Scores:
         return self.table[items].to(self.queries.dtype)
 
     def make(self, rows: slice, items: slice) -> Tensor:
-        """(rows of the block, items of the block), valid until the next block is made."""
-        shape = (rows.stop - rows.start, items.stop - items.start)
-        block = self.memory[: math.prod(shape)].view(shape)
+        """(rows of the block, items of the block), valid until the next block is made, or, where
+        they are kept, the next of these items."""
+        block = self.block(rows, items)
         torch.mm(self.queries[rows], self.vectors(items).T, out=block)
         if self.bonus is not None:
             self._add_bonus(self.bonus, block, rows, items)
         return block
+
+    def block(self, rows: slice, items: slice) -> Tensor:
+        """The memory of a block."""
+        height, width = rows.stop - rows.start, items.stop - items.start
+        start = height * items.start if self.kept else 0
+        return self.memory[start : start + height * width].view(height, width)
 
     def _add_bonus(self, bonus: Bonus, block: Tensor, rows: slice, items: slice) -> None:
         place = self.row_blocks.index(rows)
@@ -224,38 +233,42 @@ class _Sums:
         self.total = torch.zeros_like(self.top)
         self.chosen = torch.zeros_like(self.top)
         self.products = torch.zeros_like(queries)
+        self.tops: dict[int, Tensor] = {}  # by the first of a block's items, when it was made
         for items in scores.item_blocks:
             block = scores.make(rows, items)
             if targets is not None:
                 self._choose(block, targets - items.start)
             top = torch.maximum(self.top, block.amax(1))
             shrink = (self.top - top).exp_()
-            self.top = top
-            self.last = block.sub_(top[:, None]).exp_()
-            self.total.mul_(shrink).add_(self.last.sum(1))
+            self.top = self.tops[items.start] = top
+            block.sub_(top[:, None]).exp_()
+            self.total.mul_(shrink).add_(block.sum(1))
             if products:
-                self.products.mul_(shrink[:, None]).addmm_(self.last, scores.vectors(items))
+                self.products.mul_(shrink[:, None]).addmm_(block, scores.vectors(items))
 
     def _choose(self, block: Tensor, columns: Tensor) -> None:
         inside = (columns >= 0) & (columns < block.shape[1])
         found = block.gather(1, columns.clamp(0, block.shape[1] - 1)[:, None]).squeeze(1)
         self.chosen = torch.where(inside, found, self.chosen)
 
-    def exponentials(self, items: slice) -> Tensor:
-        """(rows, items of the block) of score - top; made again unless one block is everything."""
-        if len(self.scores.item_blocks) == 1:
-            return self.last
-        return self.scores.make(self.rows, items).sub_(self.top[:, None]).exp_()
+    def exponentials(self, items: slice) -> tuple[Tensor, Tensor]:
+        """(rows, items of the block) and (rows,), whose products are exp(score - top); made again
+        unless they were kept."""
+        if self.scores.kept:
+            shrunk = (self.tops[items.start] - self.top).exp_()
+            return self.scores.block(self.rows, items), shrunk
+        block = self.scores.make(self.rows, items).sub_(self.top[:, None]).exp_()
+        return block, torch.ones_like(self.top)
 
 
-def _block(rows: int, items: int) -> tuple[int, int]:
-    """Rows and items of a block: all items if enough rows fit beside them, for then the scores
-    need not be made twice."""
+def _block(rows: int, items: int) -> tuple[int, int, bool]:
+    """Rows and items of a block, and whether all of the same rows are kept: if enough rows fit
+    beside all items, for then the scores need not be made twice."""
     height = CELLS // max(items, 1)
     if height >= min(rows, FEW):
-        return _even(rows, min(height, ROWS)), items
+        return _even(rows, min(height, ROWS)), _even(items, ITEMS), True
     height = _even(rows, min(math.isqrt(CELLS), ROWS))
-    return height, _even(items, CELLS // height)
+    return height, _even(items, min(CELLS // height, ITEMS)), False
 
 
 def _even(count: int, most: int) -> int:
