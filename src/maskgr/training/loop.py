@@ -72,7 +72,7 @@ class State:
     total: int = 0  # steps that the schedule is made for
     seconds: float = 0.0
     tokens: int = 0
-    best: float | None = None  # recall@10, or less the bound
+    best: float | None = None  # recall@10, or minus the bound
     best_step: int = 0
     waited: int = 0  # validations since the best
     validated: int = 0  # of the validations that the schedule has, those reached
