@@ -224,17 +224,20 @@ def efficiency(
     """(a) and the peak memory of a process that did the whole batch."""
     if PRESETS[preset].unique != "append":
         digits = digits[:, :4]
-    m, taught = digits.shape[1], PRESETS[preset].objective.distil
-    network = Ours(preset, digits, part).network
+    m, objective = digits.shape[1], PRESETS[preset].objective
+    ours = Ours(preset, digits, part)
+    network, copies = ours.network, ours.task.copies
     one = Together(preset, digits, part, 1)
     together = Together(preset, digits, part, PROCESSES)
     ratios: dict[str, list[float]] = {"one": [], "together": []}
-    tokens_per_second = []
-    for number, batch in enumerate(batches_of(sequences, PRESETS[preset].loop.token_budget // m)):
+    tokens_per_second, budget = [], PRESETS[preset].loop.token_budget
+    for number, batch in enumerate(batches_of(sequences, budget // ours.task.tokens_per_item)):
         light = matrix_speed()
-        lengths = batch.lengths * m
+        lengths = np.repeat(batch.lengths * m, copies)
         length = float((lengths**2).sum() / lengths.sum())
-        flops = flops_per_token(network, length, part=part, taught=taught)
+        flops = flops_per_token(
+            network, length, part=part, taught=objective.distil > 0, copies=copies
+        )
         for name, way in (("one", one), ("together", together)):
             seconds = timed(way.step, batch)
             if number:  # the first is for warming up

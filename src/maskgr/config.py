@@ -179,6 +179,9 @@ class ObjectiveConfig:
     whole_item: float = 0.0
     """Share of the other sequences in which items are masked whole or not at all; with causal
     attention, of items that are masked whole."""
+    copies: int = 1
+    """Of each item, masked each in its own way behind the same history, which is encoded once
+    (causal attention)."""
     catalogue_aware: bool = False
     """A digit's probabilities run over the codes that some item with the revealed digits has."""
     distil: float = 0.0
@@ -310,7 +313,7 @@ PRESETS = {
             repeat_bias=True,
             followers=128,
         ),
-        objective=ObjectiveConfig(catalogue_aware=True, distil=0.8),
+        objective=ObjectiveConfig(catalogue_aware=True, distil=0.8, copies=2),
         loop=LoopConfig(minutes=45, token_budget=6400, learning_rate=2e-3),
         decoding=DecodingConfig(steps=1),
     ),

@@ -24,37 +24,51 @@ SIZES = (3, 4, 2)
 
 @pytest.mark.parametrize("cells", [1, 2**22])
 @pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("copies", [1, 3])
 def test_expected_digits_by_enumeration(
-    cells: int, biased: bool, monkeypatch: pytest.MonkeyPatch
+    cells: int, biased: bool, copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("maskgr.models.distillation.CELLS", cells)
+    monkeypatch.setattr("maskgr.models.softmax.CELLS", cells)
+    monkeypatch.setattr("maskgr.models.softmax.ITEMS", 5)
     rng = torch.Generator().manual_seed(0)
     codes = torch.tensor(list(product(*map(range, SIZES))))
     codes = codes[torch.randperm(len(codes), generator=rng)[:15]]
     codes = torch.cat([codes, codes[:2]])  # two tuples are shared
     revealed = torch.tensor(list(product([False, True], repeat=3))).repeat(3, 1)
-    true = codes[torch.randint(len(codes), (len(revealed),), generator=rng)]
-    queries = torch.randn(len(revealed), 5, generator=rng)
+    count = len(revealed) // copies
+    owners = torch.arange(count).repeat(copies)
+    came = torch.randint(len(codes), (count,), generator=rng)
+    queries = torch.randn(count, 5, generator=rng)
     table = torch.randn(len(codes), 5, generator=rng)
     scores = queries @ table.T
     bonus = None
     if biased:
-        rows = torch.arange(len(revealed)).repeat_interleave(2)
-        items = torch.stack([torch.randperm(len(codes), generator=rng)[:2] for _ in revealed])
+        rows = torch.arange(count).repeat_interleave(2)
+        items = torch.stack([torch.randperm(len(codes), generator=rng)[:2] for _ in queries])
         values = torch.randn(len(rows), generator=rng)
         bonus = Bonus(rows, items.flatten(), values)
         scores[rows, items.flatten()] += values
-    teacher = DenseTeacher(1.0, queries, table, bonus, Catalogue(codes, SIZES))
-    wanted = torch.arange(len(revealed)) != 4
-    found = teacher.expect(true, revealed, wanted)
-    chances = scores.softmax(1).numpy()
+    teacher = DenseTeacher(0.9, queries, table, bonus, Catalogue(codes, SIZES))
+    uniform = 0.9 * torch.rand(len(revealed), generator=rng)
+    uniform[4] = 0.95
+    digits, lesson = teacher.teach(came, owners, uniform, revealed)
+    chances = scores.softmax(1)
+    edges = chances.cumsum(1)
     for row, level in product(range(len(revealed)), range(3)):
-        agree = ((codes == true[row]) | ~revealed[row]).all(1).numpy()
-        among = np.where(agree, chances[row], 0) / chances[row][agree].sum()
+        known, owner = bool(revealed[row].any()), int(owners[row])
+        drawn = (
+            int((edges[owner] < uniform[row] / 0.9).sum()) if known and row != 4 else came[owner]
+        )
+        assert digits[row].tolist() == codes[drawn].tolist()
+        assert float(lesson.weight[row]) == pytest.approx(float(row != 4) if known else 0.9)
+        agree = ((codes == digits[row]) | ~revealed[row]).all(1).numpy()
+        own = chances[owner].numpy()
+        among = np.where(agree, own, 0) / own[agree].sum()
         by_hand = np.bincount(codes[:, level], among, minlength=SIZES[level])
-        if revealed[row].all() or not wanted[row]:
+        if revealed[row].all() or row == 4:
             by_hand = np.zeros(SIZES[level])
-        assert found[level][row].numpy() == pytest.approx(by_hand, abs=1e-5)
+        assert lesson.expected[level][row].numpy() == pytest.approx(by_hand, abs=1e-5)
 
 
 def test_items_are_drawn_as_often_as_they_are_expected() -> None:
@@ -65,7 +79,7 @@ def test_items_are_drawn_as_often_as_they_are_expected() -> None:
     revealed = torch.tensor([True, False, False]).expand(count, 3)
     teacher = DenseTeacher(share, queries.expand(count, 5), table, None, Catalogue(codes, SIZES))
     came, uniform = torch.full((count,), 7), torch.rand(count, generator=rng)
-    digits, lesson = teacher.teach(came, uniform, revealed)
+    digits, lesson = teacher.teach(came, torch.arange(count), uniform, revealed)
     chances = share * (queries @ table.T).softmax(1)[0]
     chances[7] += 1 - share
     matches = (digits[:, None] == codes).all(2).float()  # (count, items)
@@ -95,7 +109,8 @@ def test_what_is_expected_stands_for_the_drawn_digits(share: float) -> None:
         for item in range(-1, len(codes)):  # each of the uniform's intervals, by its middle
             low = edges[item - 1] if item > 0 else torch.tensor(0.0)
             low, high = (edges[-1], torch.tensor(1.0)) if item < 0 else (low, edges[item])
-            digits, lesson = teacher.teach(came, (low + high)[None] / 2, revealed[None])
+            middle = (low + high)[None] / 2
+            digits, lesson = teacher.teach(came, torch.tensor([0]), middle, revealed[None])
             own = int((codes == digits).all(1).int().argmax())
             said = log_probs[level][seen[own]]
             taught = (lesson.expected[level][0] * said).sum()
@@ -117,7 +132,8 @@ def test_the_target_is_a_mixture(share: float) -> None:
     past = network.remember(codes[numbers], layout, numbers)
     teacher = DenseTeacher(share, network.queries(past), network.table(codes), None, catalogue)
     masked = noise.masked.view(-1, 3)
-    digits, lesson = teacher.teach(numbers, torch.rand(5, generator=generator), ~masked)
+    uniform = torch.rand(5, generator=generator)
+    digits, lesson = teacher.teach(numbers, torch.arange(5), uniform, ~masked)
     rows, _ = masked_rows(noise.masked, 3)
     states = network.predict(past, digits, noise.masked, layout, rows)
     loss = masked_loss(network, states, digits, noise, catalogue, lesson)

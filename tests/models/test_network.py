@@ -186,9 +186,9 @@ def test_flops_of_a_part_against_torchs_own_count(part: Part) -> None:
             (queries @ table.T).sum().backward()
         else:
             teacher = DenseTeacher(0.5, queries, table, None, catalogue)
-            uniform = torch.tensor([0.2, 0.7] * 6)  # half of those that could be are drawn
-            digits, lesson = teacher.teach(numbers, uniform, ~masked.view(-1, 2))
+            uniform, owners = torch.tensor([0.2, 0.7] * 6), torch.arange(12)
+            digits, lesson = teacher.teach(numbers, owners, uniform, ~masked.view(-1, 2))
             states = model.predict(past, digits, masked, layout, rows)
             masked_loss(model, states, digits, noise, catalogue, lesson).total.backward()
-    expected = 24 * flops_per_token(model, 8, 0.75, part=part, taught=0.5)
+    expected = 24 * flops_per_token(model, 8, 0.75, part=part, taught=True)
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)

@@ -14,8 +14,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from maskgr.config import TrainConfig
 from maskgr.diffusion.layout import Layout
+from maskgr.errors import RequestError
 from maskgr.models.transformer import causal_mask
+
+
+def check_copies(config: TrainConfig) -> None:
+    copies = config.objective.copies
+    if copies < 1 or (copies > 1 and config.network.attention != "causal"):
+        raise RequestError(
+            f"objective.copies is {copies}; it is 1, or more with network.attention=causal, where "
+            "a history can have several next items"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +65,15 @@ class Remembered(NamedTuple):
     states: Tensor  # (tokens, width)
     before: Tensor  # (items, width) that of the history before each item
 
+    def repeated(self, times: int, layout: Layout, digits: int, unit: int) -> Remembered:
+        """Each sequence so many times in a row; `layout` is that of their items' digits."""
+        if times == 1:
+            return self
+        past = Past.of(layout, digits, unit)
+        lengths = torch.bincount(self.past.layout.sequences)
+        states = self.states.index_select(0, repeat_runs(lengths, times))
+        return Remembered(past, states, states.index_select(0, past.before))
+
 
 @dataclass(frozen=True, eq=False)
 class Copies:
@@ -87,6 +107,16 @@ class Copies:
             order=order,
             copies=copies,
         )
+
+
+def repeat_runs(lengths: Tensor, times: int) -> Tensor:
+    """(entries,) where to find what is there if each of the runs of such `lengths` (runs,), one
+    after the other, stands so many times in a row."""
+    starts = (lengths.cumsum(0) - lengths).repeat_interleave(times)
+    repeated = lengths.repeat_interleave(times)
+    moved = repeated.cumsum(0) - repeated - starts  # by how much each run
+    total = torch.arange(int(repeated.sum()), device=lengths.device)
+    return total - moved.repeat_interleave(repeated)
 
 
 def history_layout(lengths: Tensor, digits: int, unit: int) -> Layout:

@@ -67,8 +67,7 @@ def carry_over(old: Network, old_digits: Tensor, new: Network, new_digits: Tenso
     scale = (new.digits / new.config.width) ** 0.5  # `joined` scales sums up by its inverse
     new.tokens.weight.copy_(torch.from_numpy(spread).to(whole) * scale)
     after.weight.copy_(whole - new.joined(new_digits))
-    numbers = torch.arange(len(old_digits), device=old_digits.device)
-    vectors = old.item_vectors(old_digits, numbers)  # their text included
+    vectors = old.item_vectors(old_digits)  # their text included
     parts = fit_tokens(vectors.cpu().numpy(), new_digits.cpu().numpy(), new.sizes)
     new.codes.weight[: new.mask_token] = (
         torch.from_numpy(parts).to(vectors) * new.config.width**-0.5

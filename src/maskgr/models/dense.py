@@ -58,12 +58,12 @@ class ItemVectors(nn.Module):
 
     def forward(self, digits: Tensor, text: Tensor | None, numbers: Tensor | None) -> Tensor:
         """(items, width) from sums of digits' embeddings (items, width), of unit variance, text
-        embeddings (items, text) and item numbers (items,)."""
+        embeddings (items, text) and item numbers (items,), or None for all in order."""
         x = digits
         if self.text is not None:
             x = x + self.text(text)
         if self.own is not None:
-            x = x + self.own(numbers)
+            x = x + (self.own.weight if numbers is None else self.own(numbers))
         out: Tensor = self.norm(x)
         return out
 

@@ -30,6 +30,7 @@ from maskgr.evaluation.metrics import recall
 from maskgr.items.catalogue import Catalogue
 from maskgr.items.semantic_ids import SemanticIds
 from maskgr.models import retrieval
+from maskgr.models.causal import check_copies
 from maskgr.models.collaborative import carry_over, check_collaborative, score_space
 from maskgr.models.distillation import check_distillation
 from maskgr.models.followers import Followers
@@ -67,6 +68,7 @@ class MaskGR:
     def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
         check_collaborative(config)
         check_distillation(config)
+        check_copies(config)
         with world(config.loop.device) as here:
             sids = _semantic_ids(data, config, work, here)
             torch.manual_seed(config.seed)
@@ -447,7 +449,7 @@ def _run(
 ) -> dict[str, float]:
     """Trains in `folder`, from its checkpoints where it goes on; the best network's validation."""
     config, here = task.model.config, task.world
-    budget = loop.token_budget // task.model.network.digits
+    budget = loop.token_budget // task.tokens_per_item
     batches = Batches(task.split.train, config.history_limit + 1, budget, config.seed)
     with RunLog(folder, label=label, writes=here.writes, progress=work.progress) as log:
         trainer = Trainer(task, batches, loop, folder, here, log)
@@ -468,7 +470,10 @@ def _about(model: MaskGR, split: Split, part: Part | None) -> str:
     window = model.config.history_limit + 1
     lengths = np.minimum(split.train.lengths, window) * network.digits
     length = float((lengths**2).sum() / lengths.sum())  # of the sequence that a token is in
-    flops = flops_per_token(network, length, part=part, taught=model.config.objective.distil)
+    objective = model.config.objective
+    flops = flops_per_token(
+        network, length, part=part, taught=objective.distil > 0, copies=objective.copies
+    )
     return (
         f"{sum(p.numel() for p in network.parameters()):,} parameters, {flops / 1e6:.1f} million "
         f"floating-point operations a token, on {model.device}"

@@ -164,9 +164,9 @@ class Network(nn.Module):
         return weight
 
     def item_vectors(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
-        """(items, width) of items with `digits` (items, digits), by their catalogue numbers where
-        text or a part of their own belongs to them."""
-        text = None if not self._text_width or numbers is None else self._text_of(numbers)
+        """(items, width) of items with `digits` (items, digits), and catalogue `numbers` (items,)
+        by which text and a part of their own belong to them; None: of the whole catalogue."""
+        text = self._text_of(numbers) if self._text_width else None
         vectors: Tensor = self.items(self.joined(digits), text, numbers)
         return vectors
 
@@ -182,15 +182,13 @@ class Network(nn.Module):
         if self.dense_config.table == "text":
             text = self.text if numbers is None else self.text.index_select(0, numbers)
             return self.head.targets(text)
-        if numbers is None:
-            numbers = torch.arange(len(digits), device=digits.device)
         return self.head.targets(self.item_vectors(digits, numbers))
 
-    def _text_of(self, numbers: Tensor) -> Tensor:
-        """(items, text) what enters of the texts."""
+    def _text_of(self, numbers: Tensor | None) -> Tensor:
+        """(items, text) what enters of the texts; None: of all."""
         if self.entering is None:
             self.entering = (self.text - self.text_mean) @ self.text_basis  # (all items, text)
-        return self.entering.index_select(0, numbers)
+        return self.entering if numbers is None else self.entering.index_select(0, numbers)
 
     def embed_history(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
         """(items × unit, width) items as the history has them: wholly visible, text included."""
@@ -402,14 +400,16 @@ def flops_per_token(
     masked_share: float | None = None,
     *,
     part: Part | None = None,
-    taught: float = 0.0,
+    taught: bool = False,
+    copies: int = 1,
 ) -> float:
     """Floating-point operations that training, of all or of a `part`, spends on a digit in products
     of matrices.
 
     The backward pass takes twice what the forward pass takes. `length`: the digits of a sequence,
     averaged over digits. What is skipped, because only the masked digits need it, is not counted.
-    `taught`: the share of the items to be filled in that the dense head draws.
+    `taught`: whether the dense head teaches the digits; `copies`: of each item, whose digits are
+    what is counted, but for the dense head alone.
     """
     config, m, unit = network.config, network.digits, network.unit
     if masked_share is None:
@@ -433,13 +433,12 @@ def flops_per_token(
         catalogue = predicted * 2 * len(network.text) * network.head.outputs
         if not network.causal and network.tap_layer == config.layers:
             head += predicted * m * after
-    # An item that is masked whole, one in m, is taught anyway; of the others those that are drawn.
-    teaching = catalogue * (1 + (m - 1) * taught) / m if taught else 0.0
+    teaching = catalogue if taught else 0.0
     if part == "dense":
         return 3 * (history + head + catalogue)
     if part == "digits":
-        return history + head + teaching + 3 * digits
-    return 3 * (history + head + catalogue + digits) + teaching
+        return (history + head + teaching) / copies + 3 * digits
+    return (3 * (history + head + catalogue) + teaching) / copies + 3 * digits
 
 
 def save_network(network: nn.Module, file: Path) -> None:

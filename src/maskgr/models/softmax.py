@@ -8,7 +8,7 @@ memory, and what the loss and its gradients need of a block is taken while it is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -72,14 +72,23 @@ def catalogue_cross_entropy(
 @torch.no_grad()
 def log_normaliser(queries: Tensor, table: Tensor, *, bonus: Bonus | None = None) -> Tensor:
     """(rows,) log of the sum over the catalogue of exp(score); no gradient."""
+    found = [sums.top + sums.total.log() for _, sums in expectations(queries, table, bonus=bonus)]
+    return torch.cat(found) if found else queries.new_empty(0)
+
+
+@torch.no_grad()
+def expectations(
+    queries: Tensor, table: Tensor, *, bonus: Bonus | None = None
+) -> Iterator[tuple[slice, Expected]]:
+    """Some rows, and what these expect of the whole catalogue, valid until the next rows.
+
+    To be gone through to the end: what is asked of it meanwhile is in float32 too.
+    """
     _check(queries, table, bonus)
     with torch.autocast(queries.device.type, enabled=False):
         scores = _Scores(queries, table, bonus)
-        result = scores.queries.new_empty(len(queries))
         for rows in scores.row_blocks:
-            sums = _Sums(scores, rows)
-            result[rows] = sums.top + sums.total.log()
-    return result
+            yield rows, Expected(scores, rows)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -140,7 +149,7 @@ def _loss_and_gradients(
     by_table = torch.zeros_like(table, dtype=queries.dtype) if wanted[1] else None
     normalisers = torch.empty_like(weights) if wanted[2] else None  # (rows,) logarithms
     for rows in scores.row_blocks:
-        sums = _Sums(scores, rows, targets[rows], products=wanted[0])
+        sums = Expected(scores, rows, targets[rows], products=wanted[0])
         log_total = sums.total.log()
         loss += weights[rows] @ (sums.top - sums.chosen + log_total)
         share = (weights[rows] / sums.total)[:, None]  # (rows of the block, 1)
@@ -212,8 +221,9 @@ class _Scores:
         self.of_bonus[entries][here] = flat[cells]
 
 
-class _Sums:
-    """What a block of rows sums over the catalogue, relative to the row's highest score `top`."""
+class Expected:
+    """The softmax of a block of rows: exponentials, relative to each row's highest score `top`, and
+    their sums over the catalogue."""
 
     def __init__(
         self,
@@ -234,6 +244,7 @@ class _Sums:
         self.chosen = torch.zeros_like(self.top)
         self.products = torch.zeros_like(queries)
         self.tops: dict[int, Tensor] = {}  # by the first of a block's items, when it was made
+        self.parts: dict[int, Tensor] = {}  # the same: its exponentials' sum, relative to that
         for items in scores.item_blocks:
             block = scores.make(rows, items)
             if targets is not None:
@@ -242,7 +253,8 @@ class _Sums:
             shrink = (self.top - top).exp_()
             self.top = self.tops[items.start] = top
             block.sub_(top[:, None]).exp_()
-            self.total.mul_(shrink).add_(block.sum(1))
+            self.parts[items.start] = block.sum(1)
+            self.total.mul_(shrink).add_(self.parts[items.start])
             if products:
                 self.products.mul_(shrink[:, None]).addmm_(block, scores.vectors(items))
 
@@ -250,6 +262,34 @@ class _Sums:
         inside = (columns >= 0) & (columns < block.shape[1])
         found = block.gather(1, columns.clamp(0, block.shape[1] - 1)[:, None]).squeeze(1)
         self.chosen = torch.where(inside, found, self.chosen)
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        """(rows, draws) items, as likely as the softmax says: each where `uniform` (rows, draws),
+        from 0 to 1, falls among the probabilities laid side by side."""
+        blocks = self.scores.item_blocks
+        sums = [self.parts[b.start] * (self.tops[b.start] - self.top).exp_() for b in blocks]
+        shares = torch.stack(sums, 1)  # (rows, blocks)
+        below = shares.cumsum(1)
+        wanted = uniform.to(below) * below[:, -1:]
+        place = torch.searchsorted(below, wanted, right=True).clamp_(max=len(blocks) - 1)
+        wanted -= (below - shares).gather(1, place)
+        drawn = torch.empty_like(place)
+        for number, items in enumerate(blocks):
+            row, draw = (place == number).nonzero(as_tuple=True)
+            if len(row):
+                block, shrunk = self.exponentials(items)
+                within = block[row].cumsum(1)
+                left = (wanted[row, draw] / shrunk[row])[:, None]
+                found = torch.searchsorted(within, left, right=True).squeeze(1)
+                drawn[row, draw] = items.start + found.clamp_(max=within.shape[1] - 1)
+        return drawn
+
+    def probabilities(self, chosen: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Some items, and (items, chosen) how likely each is in the rows `chosen` (chosen,) of the
+        block; over and over until all items were there."""
+        for items in self.scores.item_blocks if len(chosen) else ():
+            block, shrunk = self.exponentials(items)
+            yield items, (block[chosen] * (shrunk / self.total)[chosen, None]).T.contiguous()
 
     def exponentials(self, items: slice) -> tuple[Tensor, Tensor]:
         """(rows, items of the block) and (rows,), whose products are exp(score - top); made again

@@ -20,6 +20,7 @@ from maskgr.diffusion.layout import Layout
 from maskgr.diffusion.noise import Noise
 from maskgr.diffusion.objective import masked_loss, masked_rows, negative_elbo, validation_bound
 from maskgr.evaluation.metrics import recall
+from maskgr.models.causal import repeat_runs
 from maskgr.models.distillation import DenseTeacher
 from maskgr.models.network import Part, load_network, save_network
 from maskgr.models.softmax import (
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 BEST = "best.network.safetensors"
 # A batch goes through the network in pieces whose intermediate results stay near the CPU: faster
-# than all at once, and a fraction of the memory. With a dense head a batch stays whole: each piece
-# would compute the whole catalogue's vectors again, or read them all.
+# than all at once, and a fraction of the memory. While a dense head learns, a batch stays whole:
+# each piece would compute the whole catalogue's vectors again.
 PIECE_TOKENS = 2048
 
 
@@ -46,9 +47,9 @@ class Piece:
     """Some sequences of a batch, with their noise."""
 
     batch: Sequences
-    noise: Noise
+    noise: Noise  # of as many copies of each sequence as are masked
     negatives: Tensor | None  # (drawn,) items that stand for the catalogue
-    uniform: Tensor | None  # (items,) what decides which items are taught
+    uniform: Tensor | None  # (copies of items,) what decides which are taught
 
 
 @dataclass(eq=False)
@@ -66,6 +67,7 @@ class Task:
         # The digits alone improve by less at a time than the recall of a sample of users varies.
         self.by_bound = self.part == "digits"
         self.model.network.learn_only(self.part)
+        self.copies = 1 if self.part == "dense" else config.objective.copies
         self.catalogue = self.model.catalogue if config.objective.catalogue_aware else None
         self.digits = self.model.digits
         self.validation = self.split.validation
@@ -79,24 +81,27 @@ class Task:
     def prepare(self, batch: Sequences, seed: int) -> tuple[list[Piece], float]:
         # Noise is drawn on the CPU for the whole batch, alike in every process, on every device.
         digits = self.model.network.digits
-        layout = Layout.of((batch.lengths * digits).tolist())
+        lengths = np.repeat(batch.lengths * digits, self.copies)
+        layout = Layout.of(lengths.tolist())
         generator = torch.Generator().manual_seed(seed)
         noise = self.model.network.draw_noise(layout, self.model.config.objective, generator)
         share = np.arange(self.world.rank, len(batch), self.world.size)
-        small = self.model.device.type == "cpu" and not self.model.network.dense
+        fixed = not self.model.network.dense or self.part == "digits"
+        small = self.model.device.type == "cpu" and fixed
         limit = PIECE_TOKENS if small else len(layout.sequences)
-        filled = np.cumsum(batch.lengths[share] * digits) // limit
+        filled = (np.cumsum(batch.lengths[share] * self.tokens_per_item) - 1) // limit
         parts = np.split(share, np.flatnonzero(np.diff(filled)) + 1)
         drawn = self.sampler.draw(generator) if self.sampler else None
         uniform = None
         if self.model.config.objective.distil:
-            uniform = torch.rand(len(batch.values), generator=generator)
+            uniform = torch.rand(len(layout.sequences) // digits, generator=generator)
         pieces = []
         for part in parts:
-            tokens = _tokens(layout, part)
+            copies = part[:, None] * self.copies + np.arange(self.copies)
+            tokens = _tokens(layout, copies.ravel())
             own = None if uniform is None else uniform[tokens[::digits]]
             pieces.append(Piece(batch.select(part), noise.part(tokens), drawn, own))
-        return pieces, float(noise.tokens)
+        return pieces, float(noise.tokens) / self.copies
 
     def loss(self, piece: Piece) -> Tensor:
         network, device = self.model.network, self.model.device
@@ -118,23 +123,30 @@ class Task:
 
     def _causal_loss(self, piece: Piece, numbers: Tensor, layout: Layout, noise: Noise) -> Tensor:
         """Of the part that is trained; every item is asked for, so all of them have queries."""
-        network, digits = self.model.network, self.digits[numbers]
-        total, lesson = torch.zeros((), device=numbers.device), None
-        past = network.remember(digits, layout, numbers)
-        if network.dense:
-            queries, choice = network.queries(past), self._choice(piece)
-            if self.part != "digits":
-                total = total + self._dense_loss(piece, queries, numbers, choice)
-            if self.part == "dense":
-                return total
-            if piece.uniform is not None and choice is not None:
-                share = self.model.config.objective.distil
-                teacher = DenseTeacher(share, queries, *choice, self.model.catalogue)
-                uniform, revealed = piece.uniform.to(numbers.device), ~noise.masked.view_as(digits)
-                digits, lesson = teacher.teach(numbers, uniform, revealed)
+        network, device = self.model.network, numbers.device
+        total = torch.zeros((), device=device)
+        past = network.remember(self.digits[numbers], layout, numbers)
+        queries = network.queries(past) if network.dense else None
+        choice = self._choice(piece)
+        if queries is not None and self.part != "digits":
+            total = total + self._dense_loss(piece, queries, numbers, choice)
+        if self.part == "dense":
+            return total
+        lengths = torch.from_numpy(piece.batch.lengths)
+        owners = repeat_runs(lengths, self.copies).to(device)  # (copies of items,)
+        repeated = (lengths * network.digits).repeat_interleave(self.copies)
+        copied = Layout.of(repeated.tolist(), device)
+        digits, lesson = self.digits[numbers[owners]], None
+        if queries is not None and choice is not None and piece.uniform is not None:
+            share = self.model.config.objective.distil
+            teacher = DenseTeacher(share, queries, *choice, self.model.catalogue)
+            revealed = ~noise.masked.view_as(digits)
+            digits, lesson = teacher.teach(numbers, owners, piece.uniform.to(device), revealed)
+        past = past.repeated(self.copies, copied, network.digits, network.unit)
         rows, _ = masked_rows(noise.masked, network.digits)
-        states = network.predict(past, digits, noise.masked, layout, rows)
-        return total + masked_loss(network, states, digits, noise, self.catalogue, lesson).total
+        states = network.predict(past, digits, noise.masked, copied, rows)
+        loss = masked_loss(network, states, digits, noise, self.catalogue, lesson)
+        return total + loss.total / self.copies
 
     def _choice(self, piece: Piece) -> tuple[Tensor, Bonus | None] | None:
         """What the dense head chooses from: the catalogue's vectors (items, width), and what the
@@ -177,8 +189,12 @@ class Task:
             hits=targets[:, None] == drawn,
         )
 
+    @property
+    def tokens_per_item(self) -> int:
+        return self.model.network.digits * self.copies
+
     def tokens(self, batch: Sequences) -> int:
-        return len(batch.values) * self.model.network.digits
+        return len(batch.values) * self.tokens_per_item
 
     def validate(self, *, everyone: bool) -> dict[str, float]:
         asked = self.validation if everyone else self.sample
