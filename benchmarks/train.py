@@ -39,8 +39,8 @@ from maskgr.data.open import open_dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split, leave_out
 from maskgr.devices import keep_freed_memory
-from maskgr.models.maskgr import MaskGR, build_network
-from maskgr.models.network import Part, flops_per_token
+from maskgr.models.maskgr import MaskGR
+from maskgr.models.network import Part, build_network, flops_per_token
 from maskgr.models.task import Task
 from maskgr.optimizer import build_optimizer, clip_gradients
 from maskgr.training.batches import Batches, Place
@@ -91,7 +91,8 @@ class Ours:
         config = PRESETS[preset]
         if aware is not None:  # the digits' loss alone
             objective = replace(config.objective, catalogue_aware=aware)
-            config = replace(config, objective=replace(objective, distil=0), dense=DenseConfig())
+            objective = replace(objective, distil=0, copies=1)
+            config = replace(config, objective=objective, dense=DenseConfig())
         self.world = world
         text = np.random.default_rng(0).standard_normal((len(digits), 256)).astype(np.float32)
         sizes = SIZES[: digits.shape[1]]

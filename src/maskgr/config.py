@@ -180,8 +180,8 @@ class ObjectiveConfig:
     """Share of the other sequences in which items are masked whole or not at all; with causal
     attention, of items that are masked whole."""
     copies: int = 1
-    """Of each item, masked each in its own way behind the same history, which is encoded once
-    (causal attention)."""
+    """Of each item, masked each in its own way behind the same history, which passes its own layers
+    once (causal attention)."""
     catalogue_aware: bool = False
     """A digit's probabilities run over the codes that some item with the revealed digits has."""
     distil: float = 0.0

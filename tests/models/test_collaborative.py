@@ -16,8 +16,9 @@ from maskgr.data.open import fetch
 from maskgr.diffusion.layout import Layout
 from maskgr.errors import RequestError
 from maskgr.models.collaborative import carry_over, fit_tokens, score_space
-from maskgr.models.maskgr import FIRST, MaskGR
+from maskgr.models.maskgr import MaskGR
 from maskgr.models.network import Network
+from maskgr.models.stages import FIRST
 from maskgr.models.task import BEST
 from maskgr.training.log import read_log
 from tests.models.test_retrieval import CONFIG

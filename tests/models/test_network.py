@@ -13,6 +13,7 @@ from maskgr.diffusion.layout import Layout
 from maskgr.diffusion.noise import Noise
 from maskgr.diffusion.objective import masked_loss, masked_rows
 from maskgr.items.catalogue import Catalogue
+from maskgr.models.causal import repeat_runs
 from maskgr.models.distillation import DenseTeacher
 from maskgr.models.network import Network, Part, flops_per_token
 
@@ -163,8 +164,8 @@ def test_flops_of_the_causal_layout_against_torchs_own_count() -> None:
     assert counter.get_total_flops() == pytest.approx(24 * flops_per_token(model, 8, 0.25))
 
 
-@pytest.mark.parametrize("part", ["dense", "digits"])
-def test_flops_of_a_part_against_torchs_own_count(part: Part) -> None:
+@pytest.mark.parametrize(("part", "copies"), [("dense", 1), ("digits", 1), ("digits", 3)])
+def test_flops_of_a_part_against_torchs_own_count(part: Part, copies: int) -> None:
     config = NetworkConfig(
         layers=2, width=16, heads=2, hidden=40, attention="causal", history="pooled",
         history_layers=2,
@@ -176,9 +177,9 @@ def test_flops_of_a_part_against_torchs_own_count(part: Part) -> None:
     model.learn_only(part)
     table = model.table(codes).detach().requires_grad_(part == "dense")
     numbers, layout = torch.arange(12) % 9, Layout.of([8, 8, 8])
-    masked = torch.tensor([True, False] * 6 + [True, True] * 6)  # half of the items whole
+    masked = torch.tensor([True, False] * 6 + [True, True] * 6).repeat(copies)  # half are whole
     rows, _ = masked_rows(masked, 2)
-    noise = Noise(masked, torch.ones(24), torch.tensor(24))
+    noise = Noise(masked, torch.ones(24 * copies), torch.tensor(24 * copies))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         past = model.remember(codes[numbers], layout, numbers)
         queries = model.queries(past)
@@ -186,9 +187,12 @@ def test_flops_of_a_part_against_torchs_own_count(part: Part) -> None:
             (queries @ table.T).sum().backward()
         else:
             teacher = DenseTeacher(0.5, queries, table, None, catalogue)
-            uniform, owners = torch.tensor([0.2, 0.7] * 6), torch.arange(12)
+            uniform = torch.tensor([0.2, 0.7] * 6 * copies)
+            owners = repeat_runs(torch.full((3,), 4), copies)
             digits, lesson = teacher.teach(numbers, owners, uniform, ~masked.view(-1, 2))
-            states = model.predict(past, digits, masked, layout, rows)
+            copied = Layout.of([8] * 3 * copies)
+            past = past.repeated(copies, copied, 2, 1)
+            states = model.predict(past, digits, masked, copied, rows)
             masked_loss(model, states, digits, noise, catalogue, lesson).total.backward()
-    expected = 24 * flops_per_token(model, 8, 0.75, part=part, taught=True)
+    expected = 24 * copies * flops_per_token(model, 8, 0.75, part=part, taught=True, copies=copies)
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)

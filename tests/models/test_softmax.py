@@ -18,6 +18,7 @@ from maskgr.models.softmax import (
     Bonus,
     NegativeSampler,
     catalogue_cross_entropy,
+    expectations,
     log_normaliser,
     sampled_cross_entropy,
 )
@@ -133,6 +134,26 @@ def test_normalisers_are_those_of_dense_logits(blocks: Shape) -> None:
     assert not found.requires_grad
     plain = log_normaliser(one.queries, one.table)
     torch.testing.assert_close(plain, (one.queries @ one.table.T).logsumexp(1).detach())
+
+
+@pytest.mark.parametrize("scale", [1, 60])
+def test_expectations_are_those_of_dense_logits(blocks: Shape, scale: float) -> None:
+    one = case(scale=scale)
+    expected = one.logits().softmax(1).detach()
+    edges = expected.cumsum(1)
+    uniform = torch.rand(7, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    uniform[:, 0] = 0
+    seen = []
+    for rows, expects in expectations(one.queries, one.table, bonus=one.bonus):
+        drawn = expects.draw(uniform[rows])
+        by_hand = torch.searchsorted(edges[rows], uniform[rows], right=True)
+        assert drawn.tolist() == by_hand.tolist()
+        chosen = torch.arange(rows.stop - rows.start)[::2]
+        found = torch.cat([part for _, part in expects.probabilities(chosen)])
+        torch.testing.assert_close(found, expected[rows][chosen].T)
+        assert not list(expects.probabilities(chosen[:0]))
+        seen += range(rows.start, rows.stop)
+    assert seen == list(range(7))
 
 
 def test_scores_beyond_what_exp_can_hold(blocks: Shape) -> None:

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from maskgr.config import ObjectiveConfig, TrainConfig
+from maskgr import Recommender
+from maskgr.config import ObjectiveConfig, SyntheticConfig, TrainConfig
+from maskgr.data.open import fetch
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split
 from maskgr.errors import RequestError
 from maskgr.models.causal import check_copies
-from maskgr.models.maskgr import MaskGR, build_network
-from maskgr.models.network import Part
+from maskgr.models.maskgr import MaskGR
+from maskgr.models.network import Part, build_network
 from maskgr.models.task import Task
 from maskgr.training.distributed import World
 from tests.models.test_retrieval import CONFIG, PAPER
@@ -82,8 +84,36 @@ def test_processes_share_a_batch_and_its_copies(part: Part | None) -> None:
     assert shares == pytest.approx(total, rel=1e-5)
 
 
+def test_digits_in_pieces_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = task("digits", catalogue_aware=True, distil=0.5, copies=2)
+    (whole,), divisor = digits.prepare(BATCH, seed=1)
+    monkeypatch.setattr("maskgr.models.task.PIECE_TOKENS", 16)
+    pieces, same = digits.prepare(BATCH, seed=1)
+    assert len(pieces) == 3
+    assert same == divisor
+    total = sum(digits.loss(piece).item() for piece in pieces)
+    assert total == pytest.approx(digits.loss(whole).item(), rel=1e-5)
+
+
+def test_what_is_kept() -> None:
+    found = {"recall@10": 0.3, "bound": 8.0}
+    assert [task(part).score(found) for part in (None, "dense", "digits")] == [0.3, 0.3, -8.0]
+
+
 @pytest.mark.parametrize(("config", "copies"), [(CONFIG, 0), (PAPER, 2)])
 def test_bad_copies(config: TrainConfig, copies: int) -> None:
     changed = replace(config, objective=replace(config.objective, copies=copies))
     with pytest.raises(RequestError, match=f"objective.copies is {copies}"):
         check_copies(changed)
+
+
+def test_no_room_for_the_copies() -> None:
+    shop = fetch("synthetic", synthetic=SyntheticConfig(users=50, items=40))
+    changed = replace(
+        CONFIG,
+        collaborative=0.5,
+        objective=replace(CONFIG.objective, copies=4),
+        loop=replace(CONFIG.loop, token_budget=100),
+    )
+    with pytest.raises(RequestError, match=r"objective\.copies=4, has 168 tokens"):
+        Recommender.train(shop, config=changed)

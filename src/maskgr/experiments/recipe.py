@@ -25,6 +25,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "whole codebooks": ("catalogue_aware=false",),
     "digits not taught": ("distil=0",),
     "digits all taught": ("distil=1",),
+    "one copy of an item": ("copies=1",),
+    "four copies of an item": ("copies=4",),
     "history of digits": ("history=tokens", "collaborative=0"),
     "1 layer for the history": ("history_layers=1",),
     "3 layers for the history": ("history_layers=3",),

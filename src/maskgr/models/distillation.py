@@ -71,7 +71,8 @@ class DenseTeacher:
             found = expects.draw((uniform[own] / max(self.share, 1e-9)).clamp(max=1))
             items[own] = torch.where(drawn[own], found, items[own])
             row, copy = whole[own].nonzero(as_tuple=True)
-            asked, place = row.unique(return_inverse=True)
+            some_whole = whole[own].any(1)
+            asked, place = some_whole.nonzero().squeeze(1), some_whole.cumsum(0)[row] - 1
             sums = [found.new_zeros(found.shape[1], len(asked)) for found in expected]
             for some, chances in expects.probabilities(asked):
                 for summed, codes in zip(sums, self.catalogue.digits, strict=True):

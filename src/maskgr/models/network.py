@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maskgr.config import DenseConfig, NetworkConfig, ObjectiveConfig
+from maskgr.config import DenseConfig, NetworkConfig, ObjectiveConfig, TrainConfig
 from maskgr.diffusion.layout import Layout
 from maskgr.diffusion.noise import Noise, draw_item_noise, draw_noise
 from maskgr.diffusion.objective import States
 from maskgr.errors import ArtefactError, RequestError
+from maskgr.items.semantic_ids import SemanticIds
 from maskgr.models.causal import Copies, Past, Remembered
 from maskgr.models.dense import DenseHead, ItemVectors, check_dense
 from maskgr.models.transformer import Dropout, Encoder, Memory, Tap, isolated_mask
@@ -166,6 +167,8 @@ class Network(nn.Module):
     def item_vectors(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
         """(items, width) of items with `digits` (items, digits), and catalogue `numbers` (items,)
         by which text and a part of their own belong to them; None: of the whole catalogue."""
+        if numbers is None and len(self.text):
+            assert len(digits) == len(self.text), "numbers are needed for some of the items"
         text = self._text_of(numbers) if self._text_width else None
         vectors: Tensor = self.items(self.joined(digits), text, numbers)
         return vectors
@@ -187,7 +190,8 @@ class Network(nn.Module):
     def _text_of(self, numbers: Tensor | None) -> Tensor:
         """(items, text) what enters of the texts; None: of all."""
         if self.entering is None:
-            self.entering = (self.text - self.text_mean) @ self.text_basis  # (all items, text)
+            with torch.autocast(self.text.device.type, enabled=False):
+                self.entering = (self.text - self.text_mean) @ self.text_basis  # (all items, text)
         return self.entering if numbers is None else self.entering.index_select(0, numbers)
 
     def embed_history(self, digits: Tensor, numbers: Tensor | None = None) -> Tensor:
@@ -439,6 +443,14 @@ def flops_per_token(
     if part == "digits":
         return (history + head + teaching) / copies + 3 * digits
     return (3 * (history + head + catalogue) + teaching) / copies + 3 * digits
+
+
+def build_network(config: TrainConfig, sids: SemanticIds) -> Network:
+    """As it is before anything is learned."""
+    text = None
+    if config.dense.text_input or config.dense.table != "off":
+        text = torch.from_numpy(sids.embeddings)
+    return Network(config.network, sids.codebook_sizes, config.dense, text)
 
 
 def save_network(network: nn.Module, file: Path) -> None:

@@ -25,15 +25,10 @@ from maskgr.models.nearest import Lifted, Nearest
 from maskgr.models.network import Network
 from maskgr.models.softmax import Bonus, log_normaliser
 
-FUSION = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)
-FOLLOW = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3)
-REPEAT = (1.0, 2.0, 4.0)
-REPEAT_BEAMS = (0.0, *REPEAT)
-
 
 @dataclass(frozen=True)
 class Weights:
-    """Of what tells items apart; `MaskGR.weigh` chooses them on validation, among those above.
+    """Of what tells items apart, chosen on validation (`maskgr.models.weighing`).
 
     A repeat bias stops to be learned when repeats are rare enough to cost nothing, which is before
     they are rare enough never to be among the best.

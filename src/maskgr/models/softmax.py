@@ -1,4 +1,5 @@
-"""The softmax of dense retrieval: cross-entropy over every item of a catalogue, in little memory.
+"""The softmax of dense retrieval over every item of a catalogue, in little memory: its
+cross-entropy, and what it expects.
 
 A score is the product of a query and an item's vector. Scores of all rows and items at once are
 gigabytes where a catalogue has a million items, so they are made block by block, in the same
@@ -86,7 +87,7 @@ def expectations(
     """
     _check(queries, table, bonus)
     with torch.autocast(queries.device.type, enabled=False):
-        scores = _Scores(queries, table, bonus)
+        scores = _Scores(queries.detach(), table.detach(), bonus)
         for rows in scores.row_blocks:
             yield rows, Expected(scores, rows)
 

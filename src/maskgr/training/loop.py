@@ -35,7 +35,6 @@ class Task(Protocol):
     """What is trained: a network, its loss, and how good it is."""
 
     network: nn.Module
-    by_bound: bool  # the best network is the one with the lowest bound, not the highest recall@10
 
     def prepare(self, batch: Sequences, seed: int) -> tuple[list[Any], float]:
         """This process's share of `batch` in pieces, with all randomness from `seed`, and what
@@ -51,7 +50,12 @@ class Task(Protocol):
         ...
 
     def validate(self, *, everyone: bool) -> dict[str, float]:
-        """`recall@10`, `bound` and whatever else is worth a column, of the network as it is."""
+        """`recall@10`, what `score` needs and whatever else is worth a column, of the network as it
+        is."""
+        ...
+
+    def score(self, found: dict[str, float]) -> float:
+        """How good what `validate` found is: the network with the highest is kept."""
         ...
 
     def keep(self, run: Path) -> None:
@@ -72,7 +76,7 @@ class State:
     total: int = 0  # steps that the schedule is made for
     seconds: float = 0.0
     tokens: int = 0
-    best: float | None = None  # recall@10, or minus the bound
+    best: float | None = None  # the task's score
     best_step: int = 0
     waited: int = 0  # validations since the best
     validated: int = 0  # of the validations that the schedule has, those reached
@@ -191,7 +195,7 @@ class Trainer:
     def _validate(self) -> None:
         with self.averaged():
             found = self.task.validate(everyone=False)
-            score = -found["bound"] if self.task.by_bound else found["recall@10"]
+            score = self.task.score(found)
             better = self.state.best is None or score > self.state.best
             if better and self.world.writes:
                 self.task.keep(self.run)
