@@ -20,7 +20,7 @@ from maskgr.config import TrainConfig
 from maskgr.diffusion.objective import Lesson
 from maskgr.errors import RequestError
 from maskgr.items.catalogue import Catalogue
-from maskgr.models.softmax import Bonus, expectations
+from maskgr.models.softmax import Bonus, Expected, expectations
 
 CELLS = 2**22  # entries of vectors that exist at a time
 
@@ -63,22 +63,18 @@ class DenseTeacher:
         known = revealed.any(1)
         drawn = known & (uniform < self.share)
         weight = torch.where(known, drawn.float(), self.share)
-        whole = ~known & (weight > 0)
         items, expected = came[owners], self._nothing(len(owners))
         copies = owners.argsort(stable=True).view(len(came), -1)  # (items, copies of each)
         for rows, expects in expectations(self.queries, self.table, bonus=self.bonus):
             own = copies[rows]
-            found = expects.draw((uniform[own] / max(self.share, 1e-9)).clamp(max=1))
-            items[own] = torch.where(drawn[own], found, items[own])
-            row, copy = whole[own].nonzero(as_tuple=True)
-            some_whole = whole[own].any(1)
-            asked, place = some_whole.nonzero().squeeze(1), some_whole.cumsum(0)[row] - 1
-            sums = [found.new_zeros(found.shape[1], len(asked)) for found in expected]
-            for some, chances in expects.probabilities(asked):
-                for summed, codes in zip(sums, self.catalogue.digits, strict=True):
-                    summed.index_add_(0, codes[some].long(), chances)
-            for found, summed in zip(expected, sums, strict=True):
-                found[own[row, copy]] = summed.T[place]
+            instead = expects.draw((uniform[own] / self.share).clamp(max=1))
+            items[own] = torch.where(drawn[own], instead, items[own])
+            whole = ~known[own]  # (rows, copies of each)
+            asked = whole.any(1)
+            row, copy = whole.nonzero(as_tuple=True)
+            codes = self._of_whole(expects, asked.nonzero().squeeze(1))
+            for level, found in zip(expected, codes, strict=True):
+                level[own[row, copy]] = found[asked.cumsum(0)[row] - 1]
         digits = self.catalogue.digits.T[items].long()
         self._among_alike(expected, owners, digits, revealed, drawn & ~revealed.all(1))
         return digits, Lesson(expected, weight)
@@ -87,6 +83,14 @@ class DenseTeacher:
         """For each level (copies, codes)."""
         sizes = self.catalogue.codebook_sizes
         return [torch.zeros(copies, size, device=self.queries.device) for size in sizes]
+
+    def _of_whole(self, expects: Expected, rows: Tensor) -> list[Tensor]:
+        """For each level (rows, codes) the probabilities where nothing is revealed."""
+        sums = [level.T.contiguous() for level in self._nothing(len(rows))]
+        for items, chances in expects.probabilities(rows):
+            for summed, codes in zip(sums, self.catalogue.digits, strict=True):
+                summed.index_add_(0, codes[items].long(), chances)
+        return [summed.T for summed in sums]
 
     def _among_alike(
         self,
@@ -104,9 +108,9 @@ class DenseTeacher:
         alike = self.catalogue.items(digits[asked], revealed[asked])
         copies = asked.repeat_interleave(alike.offsets.diff())
         chances = self._of_some(owners, copies, alike.values)
-        for codes, found in zip(self.catalogue.digits, expected, strict=True):
-            places = copies * found.shape[1] + codes[alike.values]
-            found.view(-1).index_add_(0, places, chances)
+        for codes, level in zip(self.catalogue.digits, expected, strict=True):
+            places = copies * level.shape[1] + codes[alike.values]
+            level.view(-1).index_add_(0, places, chances)
 
     def _of_some(self, owners: Tensor, copies: Tensor, items: Tensor) -> Tensor:
         """(entries,) the probability of each item among those that stand with the same copy."""
