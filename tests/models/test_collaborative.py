@@ -23,7 +23,9 @@ from maskgr.models.task import BEST
 from maskgr.training.log import read_log
 from tests.models.test_retrieval import CONFIG
 
-COLLABORATIVE = replace(CONFIG, collaborative=0.5, objective=replace(CONFIG.objective, distil=0.5))
+COLLABORATIVE = replace(
+    CONFIG, collaborative=0.5, objective=replace(CONFIG.objective, distil=0.5, copies=2)
+)
 DENSE = DenseConfig(text_input=True, table="learned")
 DIGITS = torch.tensor(list(product(range(4), range(3), range(2))))  # of 24 items
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -25,8 +25,14 @@ BATCH = Sequences.of([np.array(items) for items in ([4], [3, 1], [2, 5, 9, 9], [
 CODES = np.array([(a, b) for a in range(4) for b in range(3)])
 
 
-def task(part: Part | None, size: int = 1, rank: int = 0, **objective: Any) -> Task:
-    network = replace(CONFIG.network, dropout=0.0)
+def task(
+    part: Part | None,
+    size: int = 1,
+    rank: int = 0,
+    history: Literal["pooled", "tokens"] = "pooled",
+    **objective: Any,
+) -> Task:
+    network = replace(CONFIG.network, dropout=0.0, history=history)
     config = replace(CONFIG, network=network, objective=ObjectiveConfig(**objective))
     torch.manual_seed(0)
     text = np.random.default_rng(0).standard_normal((len(CODES), 5)).astype(np.float32)
@@ -39,11 +45,14 @@ def task(part: Part | None, size: int = 1, rank: int = 0, **objective: Any) -> T
 
 @pytest.mark.parametrize("part", [None, "digits", "dense"])
 @pytest.mark.parametrize("distil", [0.0, 0.7])
-def test_copies_are_each_a_batch_of_their_own(part: Part | None, distil: float) -> None:
+@pytest.mark.parametrize("history", ["pooled", "tokens"])
+def test_copies_are_each_a_batch_of_their_own(
+    part: Part | None, distil: float, history: Literal["pooled", "tokens"]
+) -> None:
     """The loss is the mean of what the copies have one by one."""
-    many = task(part, catalogue_aware=True, distil=distil, copies=3)
+    many = task(part, history=history, catalogue_aware=True, distil=distil, copies=3)
     (piece,), divisor = many.prepare(BATCH, seed=5)
-    one = task(part, catalogue_aware=True, distil=distil)
+    one = task(part, history=history, catalogue_aware=True, distil=distil)
     (plain,), _ = one.prepare(BATCH, seed=5)
     assert divisor == 2 * len(BATCH.values)
     if part == "dense":

@@ -254,7 +254,7 @@ STAGES = [
     "dense.table=learned", "dense.text_input=true", "dense.repeat_bias=true", "collaborative=0.5",
     # With k-means a rounding error can decide on an item's cluster, and on all that follows.
     "quantizer=random", "unique=reassign",
-    "objective.distil=0.5", "objective.catalogue_aware=true",
+    "objective.distil=0.5", "objective.catalogue_aware=true", "objective.copies=2",
 ]  # fmt: skip
 
 
