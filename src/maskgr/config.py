@@ -300,7 +300,7 @@ PRESETS = {
     # remembered beside.
     "cpu": TrainConfig(
         unique="reassign",
-        collaborative=0.2,
+        collaborative=0.3,
         network=NetworkConfig(
             layers=1, history_layers=2, width=256, dropout=0.3, attention="causal", history="pooled"
         ),
@@ -314,7 +314,7 @@ PRESETS = {
             followers=128,
         ),
         objective=ObjectiveConfig(catalogue_aware=True, distil=0.8, copies=2),
-        loop=LoopConfig(minutes=45, token_budget=6400, learning_rate=2e-3),
+        loop=LoopConfig(minutes=30, token_budget=6400, learning_rate=2e-3),
         decoding=DecodingConfig(steps=1),
     ),
     # As published: Section 4.1 and the appendix. Its batch of 8,192 histories is 17 budgets.

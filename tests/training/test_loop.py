@@ -218,10 +218,29 @@ def weights(run: Path) -> bytes:
     return (run / "recommender" / "network.safetensors").read_bytes()
 
 
-def test_killed_at_random_and_resumed_equals_uninterrupted(shop: Path, tmp_path: Path) -> None:
+def checkpoints(run: Path) -> set[Path]:
+    """Of all stages."""
+    return set(run.glob("training/checkpoints/*")) | set(run.glob("training/*/checkpoints/*"))
+
+
+STAGES = [
+    "network.attention=causal", "network.history=pooled", "network.history_layers=1",
+    "dense.table=learned", "dense.text_input=true", "dense.repeat_bias=true", "collaborative=0.5",
+    # With k-means a rounding error can decide on an item's cluster, and on all that follows.
+    "quantizer=random", "unique=reassign",
+    "objective.distil=0.5", "objective.catalogue_aware=true", "objective.copies=2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [[], STAGES], ids=["one stage", "two"])
+def test_killed_at_random_and_resumed_equals_uninterrupted(
+    shop: Path, tmp_path: Path, settings: list[str]
+) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+
     def start(run: Path, *more: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "maskgr", *command(shop, run, *more)],
+            [sys.executable, "-m", "maskgr", *command(shop, run, *words, *more)],
             env=environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -232,11 +251,10 @@ def test_killed_at_random_and_resumed_equals_uninterrupted(shop: Path, tmp_path:
     begun, kills = False, 0
     for _ in range(3):
         process = start(run, *(["--resume"] if begun else []))
-        checkpoints = run / "training" / "checkpoints"
-        before = set(checkpoints.iterdir()) if begun else set()
+        before = checkpoints(run)
         while process.poll() is None:  # until it gets somewhere, then a little longer
             begun = begun or (run / "training" / "run.json").exists()
-            if checkpoints.is_dir() and set(checkpoints.iterdir()) - before:
+            if checkpoints(run) - before:
                 break
             time.sleep(0.01)
         time.sleep(0.1 * rng.random())
@@ -249,13 +267,6 @@ def test_killed_at_random_and_resumed_equals_uninterrupted(shop: Path, tmp_path:
 
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-STAGES = [
-    "network.attention=causal", "network.history=pooled", "network.history_layers=1",
-    "dense.table=learned", "dense.text_input=true", "dense.repeat_bias=true", "collaborative=0.5",
-    # With k-means a rounding error can decide on an item's cluster, and on all that follows.
-    "quantizer=random", "unique=reassign",
-    "objective.distil=0.5", "objective.catalogue_aware=true", "objective.copies=2",
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(

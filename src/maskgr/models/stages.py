@@ -124,7 +124,8 @@ def _check_room(config: TrainConfig, digits: int) -> None:
         raise RequestError(
             f"loop.token_budget is {config.loop.token_budget}, and a history of "
             f"{config.history_limit} items with the next, in objective.copies="
-            f"{config.objective.copies}, has {tokens} tokens; raise it or lower history_limit"
+            f"{config.objective.copies}, has {tokens} tokens; raise it, or lower history_limit or "
+            "the copies"
         )
 
 
