@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -46,10 +47,20 @@ def test_interrupted_it_goes_on(
     recommend_file(recommender, source, whole, 3)
     lines = whole.read_bytes().splitlines(keepends=True)
     # Killed in the middle of line 23.
-    (tmp_path / "out.part").write_bytes(b"".join(lines[:22]) + lines[22][:7])
+    killed = b"".join(lines[:22]) + lines[22][:7]
+    monkeypatch.setattr(batch, "_write", lambda *_: sys.exit(1))
+    with pytest.raises(SystemExit):
+        recommend_file(recommender, source, target, 3)
+    monkeypatch.undo()
+    (part,) = tmp_path.glob("out.*.part")
+    part.write_bytes(killed)
+    # Asked otherwise, or for others, it goes on with nothing of that.
+    assert recommend_file(recommender, source, tmp_path / "out", 2) == 45
+    assert all(len(json.loads(line)["items"]) == 2 for line in target.read_text().splitlines())
+    assert part.read_bytes() == killed
     assert recommend_file(recommender, source, target, 3) == 45
     assert target.read_bytes() == whole.read_bytes()
-    assert not (tmp_path / "out.part").exists()
+    assert not part.exists()
 
 
 def test_gzip(recommender: Recommender, tmp_path: Path) -> None:

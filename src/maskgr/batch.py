@@ -2,12 +2,14 @@
 
 In: JSONL, a line a user: {"user_id": ..., "history": [item, ...]} (oldest first), gzipped or not.
 Out: JSONL in the same order: {"user_id": ..., "items": [...], "scores": [...]}. Until all is done
-the lines are in OUTPUT.part; the same command goes on from there.
+the lines are in OUTPUT.KEY.part, and the same command goes on from there: the key tells it from
+other models, settings and inputs.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -37,7 +39,8 @@ def recommend_file(
     if not source.is_file():
         raise DataError(f"there is no file {source}; check the path")
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
+    about = (source.stat(), top, exclude_seen, unknown, decoding)
+    part = target.with_name(f"{target.name}.{_key(recommender, *about)}.part")
     done = _finished_lines(part)
     users = _users(source)
     for _ in islice(users, done):
@@ -56,6 +59,13 @@ def recommend_file(
     sync(part)
     os.replace(part, target)
     return done
+
+
+def _key(recommender: Recommender, source: os.stat_result, *settings: Any) -> str:
+    """Of all that decides what is written."""
+    model = (len(recommender.items), recommender.config, dict(recommender.made))
+    about = repr((source.st_size, source.st_mtime_ns, model, settings))
+    return hashlib.sha256(about.encode()).hexdigest()[:8]
 
 
 def _write(out: TextIO, chunk: list[tuple[Any, list[Any]]], answers: list[Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -18,7 +17,6 @@ from maskgr.config import (
     EncoderConfig,
     QuantizerConfig,
     SyntheticConfig,
-    TrainConfig,
 )
 from maskgr.console import (
     described,
@@ -32,8 +30,8 @@ from maskgr.console import (
     show_recommendations,
     show_report,
 )
-from maskgr.errors import ArtefactError, MaskGRError, RequestError
-from maskgr.settings import parse_settings, split_settings
+from maskgr.errors import ArtefactError, DataError, MaskGRError, RequestError
+from maskgr.settings import parse_settings, split_settings, train_config
 
 if TYPE_CHECKING:
     from maskgr.data.dataset import Dataset
@@ -299,7 +297,7 @@ def train(
     from maskgr.run import require_fresh, start_run
     from maskgr.training.distributed import companions, processes_for
 
-    config = _train_config(preset, model, minutes, seed, settings or [])
+    config = train_config(preset, settings or [], model=model, minutes=minutes, seed=seed)
     kind = model_class(config.model)  # a wrong name is told before the data are read
     data_config = _data_config(k_core, unknown_items, unused_items, repeats)
     dataset = open_dataset(data, data_config)
@@ -414,8 +412,10 @@ def recommend(
     from maskgr.recommender import Recommender
 
     skip = _unknown(unknown)
-    if (source is None) != (target is None) or (source and (history or allow or deny)):
-        raise RequestError("--input and --output go together, and without --history and lists")
+    if (source is None) != (target is None) or (source and (history or allow or deny or as_json)):
+        raise RequestError(
+            "--input and --output go together, and without --history, --json and lists"
+        )
     recommender = Recommender.load(run)
     decoding = _decoding(recommender, order, steps, beams, cache, False, retrieval)
     if source and target:
@@ -467,7 +467,7 @@ def explain(
         recommender,
         _ids(history),
         top,
-        decoding=_decoding(recommender, order, steps, beams, cache, False),
+        decoding=_decoding(recommender, order, steps, beams, cache, False, "generative"),
         unknown=_unknown(unknown),
     )
     if as_json:
@@ -481,7 +481,10 @@ def add_items(
     run: RunArgument,
     items: Annotated[Path, typer.Argument(help="New items: Parquet, CSV or JSONL.")],
     embeddings: Annotated[
-        Path | None, typer.Option(help="Their vectors (.npy), where the catalogue's were given.")
+        Path | None,
+        typer.Option(
+            help="Their vectors (.npy, or Parquet with item_id), where the catalogue's were given."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Another folder to save to; by default the run's own.")
@@ -489,12 +492,17 @@ def add_items(
 ) -> None:
     """Make new items recommendable, by their text, without training."""
     from maskgr.artefact import is_artefact
+    from maskgr.data.embeddings import align_embeddings
+    from maskgr.data.problems import Problems
     from maskgr.data.tables import read_matrix, read_table
     from maskgr.recommender import RECOMMENDER, Recommender
 
-    recommender = Recommender.load(run)
-    vectors = None if embeddings is None else read_matrix(embeddings).values
-    more = recommender.add_items(read_table(items), embeddings=vectors)
+    recommender, new, vectors = Recommender.load(run), read_table(items), None
+    if embeddings is not None:
+        if "item_id" not in new.columns:
+            raise DataError(f"{items} has no column item_id (it has: {', '.join(new.columns)})")
+        vectors = align_embeddings(read_matrix(embeddings), new["item_id"], Problems())
+    more = recommender.add_items(new, embeddings=vectors)
     inside = run / RECOMMENDER
     more.save(out or (inside if is_artefact(inside) else run))
     added = len(more.items) - len(recommender.items)
@@ -563,29 +571,6 @@ def _data_config(k_core: int, unknown_items: str, unused_items: str, repeats: st
     return DataConfig(k_core, unknown_items, unused_items, repeats)  # type: ignore[arg-type]
 
 
-def _train_config(
-    preset: str, model: str | None, minutes: float | None, seed: int | None, pairs: list[str]
-) -> TrainConfig:
-    """The preset with what the options change."""
-    from maskgr.recommender import preset_config
-
-    start = preset_config(preset)
-    parts = ("network", "dense", "objective", "loop", "encoder", "quantizer", "decoding")
-    kinds = [type(getattr(start, part)) for part in parts]
-    own, *changes = split_settings(pairs, TrainConfig, *kinds)
-    own |= {k: v for k, v in (("model", model), ("seed", seed)) if v is not None}
-    loop = changes[parts.index("loop")]
-    if "steps" in loop:
-        loop.setdefault("minutes", 0.0)  # asking for steps ends a preset's minutes
-    if minutes is not None:
-        loop["minutes"] = minutes
-    changed = {
-        part: replace(getattr(start, part), **change)
-        for part, change in zip(parts, changes, strict=True)
-    }
-    return replace(start, **own, **changed)
-
-
 def _decoding(
     recommender: Recommender,
     order: str | None,
@@ -593,9 +578,9 @@ def _decoding(
     beams: int | None,
     cache: str | None,
     unconstrained: bool,
-    retrieval: str | None = None,
+    retrieval: str | None,
 ) -> DecodingConfig | None:
-    """What the options change of the run's own way; None if nothing."""
+    """What the options change of the run's own way; None if nothing. None of them is ignored."""
     given = {
         "retrieval": retrieval,
         "order": order,
@@ -613,7 +598,17 @@ def _decoding(
         raise RequestError(f"--steps {steps} evaluates nothing; use 1 or more")
     if unconstrained:
         changes["constrained"] = False
-    return recommender.decoding(**changes) if changes else None
+    if not changes:
+        return None
+    decoding, model = recommender.decoding(**changes), recommender.generative()
+    unmasking = [name for name in changes if name != "retrieval"]
+    if unmasking and model.retrieval(decoding) == "dense":
+        option = "unconstrained" if unmasking[0] == "constrained" else unmasking[0]
+        raise RequestError(
+            f"--{option} says how digits are unmasked, and dense retrieval, which this would be, "
+            "unmasks none; add --retrieval generative"
+        )
+    return decoding
 
 
 def _unknown(text: str) -> Literal["raise", "skip"]:

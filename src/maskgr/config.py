@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from maskgr.errors import RequestError
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -326,3 +328,9 @@ PRESETS = {
         loop=LoopConfig(steps=20_000, accumulate=17, learning_rate=5e-3, ema=0.0),
     ),
 }
+
+
+def preset_config(name: str) -> TrainConfig:
+    if name not in PRESETS:
+        raise RequestError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,17 @@ if TYPE_CHECKING:
 
 
 def print_json(value: Any) -> None:
-    """Numbers stay numbers; what JSON has no word for (dates, decimals) becomes text."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str, allow_nan=False))
+    """Numbers stay numbers; what JSON has no word for (dates, decimals) becomes text, and a number
+    that is none is null."""
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(own) for key, own in value.items()}
+    return [_finite(own) for own in value] if isinstance(value, list | tuple) else value
 
 
 def print_table(

@@ -18,12 +18,12 @@ import polars as pl
 
 import maskgr
 from maskgr.artefact import is_artefact, read_manifest, write_folder
-from maskgr.config import PRESETS, DecodingConfig, TrainConfig
+from maskgr.config import DecodingConfig, TrainConfig, preset_config
 from maskgr.data.dataset import Dataset
 from maskgr.data.ingest import codes
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out, sparsify
-from maskgr.data.tables import read_table
+from maskgr.data.tables import below, read_table
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.models.registry import Model, Ranked, Workspace, model_class
 
@@ -227,7 +227,7 @@ class Recommender:
         items: a frame with `item_id` and the text columns of the catalogue; embeddings: (items, d)
             where the catalogue's own were given, not encoded.
 
-        The old items keep their semantic IDs and their scores.
+        The old items keep their semantic IDs and their generative scores.
         """
         frame = items if isinstance(items, pl.DataFrame) else pl.from_pandas(items)
         if "item_id" not in frame.columns:
@@ -246,7 +246,7 @@ class Recommender:
         return replace(
             self,
             model=self.model.with_items(frame, embeddings),
-            items=pl.concat([self.items, frame], how="diagonal_relaxed"),
+            items=below(self.items, frame),
         )
 
     def generative(self) -> MaskGR:
@@ -352,12 +352,6 @@ class Recommender:
             repeats=repeats,
             made=made,
         )
-
-
-def preset_config(name: str) -> TrainConfig:
-    if name not in PRESETS:
-        raise RequestError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
-    return PRESETS[name]
 
 
 def _versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from maskgr.config import DataConfig, TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.items.semantic_ids import SemanticIds
+from maskgr.models.registry import Workspace
 from maskgr.recommender import RECOMMENDER, Recommender
 
 TRAINING = "training"
@@ -34,13 +35,13 @@ def start_run(
     writes = os.environ.get("RANK", "0") == "0"
     made = {"data": data, "data_config": asdict(data_config), "command": sys.argv[1:]}
     training = out / TRAINING
-    about = {"config": _plain(asdict(config)), "fingerprint": dataset.fingerprint}
     if resume:
-        _require_same(training, about)
+        require_same(out, dataset, config)
     elif writes:
         require_fresh(out)
         with write_file(training / "run.json") as draft:
-            draft.write_text(json.dumps({**about, **made}, indent=2) + "\n", encoding="utf-8")
+            about = {**_about(dataset, config), **made}
+            draft.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     recommender = Recommender.train(
         dataset,
         config=config,
@@ -57,35 +58,35 @@ def start_run(
 
 
 def require_fresh(out: Path) -> None:
-    """Nothing that took long to make is overwritten."""
-    if (out / TRAINING / "checkpoints").is_dir():
-        raise RequestError(
-            f"{out} holds a training; --resume goes on with it, another --out begins a new one"
-        )
+    """Nothing that took long to make is overwritten, and nothing that is no run."""
+    Workspace(out / TRAINING).require_fresh()
     known = {TRAINING, RECOMMENDER}
     if out.exists() and (not out.is_dir() or any(p.name not in known for p in out.iterdir())):
         raise ArtefactError(f"{out} exists and is not a run folder; give another --out")
 
 
-def _require_same(training: Path, about: dict[str, Any]) -> None:
-    """Resuming something else would silently be neither the old run nor a new one."""
-    file = training / "run.json"
+def require_same(out: Path, dataset: Dataset, config: TrainConfig) -> None:
+    """Going on with something else would silently be neither the old run nor a new one."""
+    file, about = out / TRAINING / "run.json", _about(dataset, config)
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RequestError(
-            f"{training.parent} has no training to resume; leave --resume out"
-        ) from None
+        raise RequestError(f"{out} has no training to resume; leave --resume out") from None
     except ValueError as error:
         raise ArtefactError(f"{file} is damaged ({error}); train again elsewhere") from error
     if before.get("fingerprint") != about["fingerprint"]:
-        raise RequestError(f"{training.parent} was trained on other data; resume with the same")
+        raise RequestError(f"{out} was trained on other data; use the same, or another --out")
     changed = [k for k, v in _flat(about["config"]).items() if _flat(before["config"]).get(k) != v]
     if changed:
         raise RequestError(
-            f"{training.parent} was started with another {', '.join(changed)}; resume with the "
-            "settings it was started with"
+            f"{out} was started with another {', '.join(changed)}; use the settings it was "
+            "started with, or another --out"
         )
+
+
+def _about(dataset: Dataset, config: TrainConfig) -> dict[str, Any]:
+    """What makes a training this one, and no other."""
+    return {"config": _plain(asdict(config)), "fingerprint": dataset.fingerprint}
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,12 +1,39 @@
-"""`--set key=value` texts as arguments of the configuration dataclasses."""
+"""A configuration as the command is asked for it: a preset, and `--set key=value` texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from maskgr.config import TrainConfig, preset_config
 from maskgr.errors import RequestError
+
+
+def train_config(
+    preset: str,
+    pairs: Sequence[str] = (),
+    *,
+    model: str | None = None,
+    minutes: float | None = None,
+    seed: int | None = None,
+) -> TrainConfig:
+    """The preset with what is asked otherwise."""
+    start = preset_config(preset)
+    parts = ("network", "dense", "objective", "loop", "encoder", "quantizer", "decoding")
+    kinds = [type(getattr(start, part)) for part in parts]
+    own, *changes = split_settings(pairs, TrainConfig, *kinds)
+    own |= {k: v for k, v in (("model", model), ("seed", seed)) if v is not None}
+    loop = changes[parts.index("loop")]
+    if "steps" in loop:
+        loop.setdefault("minutes", 0.0)  # asking for steps ends a preset's minutes
+    if minutes is not None:
+        loop["minutes"] = minutes
+    changed = {
+        part: replace(getattr(start, part), **change)
+        for part, change in zip(parts, changes, strict=True)
+    }
+    return replace(start, **own, **changed)
 
 
 def parse_settings(config: type[Any], pairs: Sequence[str]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from maskgr.errors import RequestError
 from maskgr.experiments import cold_start, dense, orders, recipe
 from maskgr.experiments.registry import EXPERIMENTS, run_experiment
 from maskgr.experiments.report import Asked
+from maskgr.settings import train_config
 from tests.conftest import Outcome
 
 CONFIG = TrainConfig(
@@ -97,11 +98,9 @@ def test_recipe(asked: Asked) -> None:
 
 
 def test_every_variant_is_a_setting_that_exists() -> None:
-    from maskgr.cli import _train_config
-
-    start = _train_config("cpu", None, None, None, [])
+    start = train_config("cpu")
     for name, settings in recipe.VARIANTS.items():
-        changed = _train_config("cpu", None, None, None, list(settings))
+        changed = train_config("cpu", settings)
         assert (changed != start) == bool(settings), name
 
 

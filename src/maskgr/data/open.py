@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from maskgr.artefact import is_artefact
+from maskgr.artefact import is_artefact, read_manifest
 from maskgr.config import DataConfig, SyntheticConfig
-from maskgr.data.dataset import Dataset
+from maskgr.data.dataset import KIND, SCHEMA, Dataset
 from maskgr.data.download import cache_folder
 from maskgr.data.inspect import Inspection, inspect_dataset
 from maskgr.data.problems import Problem, Problems
 from maskgr.data.sources import SOURCES, check_counts, read_source
 from maskgr.data.synthetic import Shop, generate
 from maskgr.data.tables import Tables, read_folder
-from maskgr.errors import DataError, SourceError
+from maskgr.errors import ArtefactError, DataError, SourceError
 
 SYNTHETIC = "synthetic"
 
@@ -22,7 +22,7 @@ SYNTHETIC = "synthetic"
 def open_dataset(data: str, config: DataConfig | None = None, *, progress: bool = True) -> Dataset:
     """A folder if there is one of that name, else the source; `config` applies to both."""
     config = config or DataConfig()
-    if Path(data).exists():
+    if is_artefact(data) or Path(data).exists():
         return Dataset.load(data, config=config)
     dataset = fetch(data, progress=progress)
     if config == DataConfig():
@@ -67,14 +67,17 @@ def shop_of(dataset: Dataset) -> Shop | None:
 
 def inspect_data(data: str, config: DataConfig | None = None) -> Inspection:
     """Looks through everything that can be read and notes every problem, instead of stopping."""
-    if not Path(data).exists():
+    saved = is_artefact(data)
+    if not saved and not Path(data).exists():
         return inspect_dataset(open_dataset(data, config))
     problems = Problems(strict=False)
     try:
+        if saved:
+            read_manifest(data, KIND, SCHEMA)  # every file against its checksum
         tables = read_folder(Path(data))
         dataset = Dataset.from_tables(tables, config or DataConfig(), problems, {"source": data})
         return inspect_dataset(dataset)
-    except DataError as error:
+    except (DataError, ArtefactError) as error:
         # Past this point nothing more can be read: what was found so far is the answer.
         message, _, fix = str(error).rpartition("; ")
         found = (*problems.found, Problem("error", message, fix))

@@ -134,6 +134,20 @@ def _refuse_mixed_json(content: bytes, column: str, file: Path) -> None:
         )
 
 
+def below(frame: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
+    """The catalogue with other items' rows behind it; a column that one lacks is empty there."""
+    try:
+        return pl.concat([frame, more], how="diagonal_relaxed")
+    except pl.exceptions.PolarsError as error:
+        before, now = frame.schema, more.schema
+        odd = [c for c in now if c in before and now[c] != before[c]]
+        kinds = ", ".join(f"{c} is {now[c]} where the catalogue has {before[c]}" for c in odd)
+        raise DataError(
+            f"the new items do not fit the catalogue: {kinds or error}; write them the same way "
+            "(lists need Parquet or JSONL)"
+        ) from None
+
+
 def read_matrix(file: Path) -> Matrix:
     """`.npy` with a row an item, or Parquet with `item_id` and one column of lists."""
     name = str(file)

@@ -59,7 +59,10 @@ def _parse_iso(column: pl.Series) -> pl.Series:
 
 def _to_milliseconds(order: pl.Series) -> pl.Series:
     if isinstance(order.dtype, pl.Datetime):
-        return order.dt.replace_time_zone(None).cast(pl.Datetime("ms"))
+        if order.dtype.time_zone is not None:
+            order = order.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+        return order.cast(pl.Datetime("ms"))
     largest = float(order.abs().max() or 0)  # type: ignore[arg-type]
     factor = next((factor for bound, factor in EPOCH_UNITS if largest < bound), 1e-6)
-    return (order.cast(pl.Float64) * factor).round().cast(pl.Int64).cast(pl.Datetime("ms"))
+    milliseconds = (order.cast(pl.Float64) * factor).round().cast(pl.Int64, strict=False)
+    return milliseconds.cast(pl.Datetime("ms"))  # null beyond what a date can be

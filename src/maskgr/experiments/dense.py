@@ -5,7 +5,7 @@ from __future__ import annotations
 from maskgr.data.open import open_dataset
 from maskgr.data.splits import leave_out
 from maskgr.evaluation.protocol import PROTOCOLS, evaluate
-from maskgr.experiments.report import Asked, Report, Row, trained
+from maskgr.experiments.report import Asked, Report, Row, require_dense, trained
 
 WAYS = ("generative", "dense", "unified", "fused")
 METRICS = ("recall@5", "recall@10", "ndcg@5", "ndcg@10")
@@ -18,6 +18,7 @@ PAPER: dict[str, Row] = {  # Beauty, percent; the protocol is that of the author
 
 def run(asked: Asked) -> Report:
     """One model, asked in four ways."""
+    require_dense(asked)
     dataset = open_dataset(asked.data)
     recommender = trained(asked, asked.data, "run")
     test = leave_out(dataset.histories, recommender.config.leave_out).test

@@ -10,7 +10,7 @@ from maskgr.data.open import open_dataset
 from maskgr.data.splits import leave_out
 from maskgr.errors import RequestError
 from maskgr.evaluation.protocol import evaluate
-from maskgr.experiments.report import Asked, Report, Row, trained
+from maskgr.experiments.report import Asked, Report, Row, require_dense, trained
 
 WAYS = ("generative", "dense", "fused")
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -59,6 +59,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 def run(asked: Asked) -> Report:
     """Those named by `only`, or all."""
+    require_dense(asked)
     unknown = [name for name in asked.only if name not in VARIANTS]
     if unknown:
         raise RequestError(

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from maskgr.artefact import is_artefact
+from maskgr.data.open import open_dataset
 from maskgr.errors import RequestError
 from maskgr.recommender import RECOMMENDER, Recommender
-from maskgr.run import TRAINING
+from maskgr.run import TRAINING, require_same
+from maskgr.settings import train_config
 
 Row = tuple[str | float, ...]
 
@@ -43,16 +45,28 @@ class Report:
         return {**asdict(self), "rows": rows}
 
 
+def require_dense(asked: Asked) -> None:
+    """Before anything is trained for it."""
+    if train_config(asked.preset).dense.table == "off":
+        raise RequestError(
+            f"the preset {asked.preset} has no dense head, which this experiment asks; use cpu"
+        )
+
+
 def trained(asked: Asked, data: str, name: str, settings: Sequence[str] = ()) -> Recommender:
     """The run `out/name` of `maskgr train`: as it is, gone on with, or trained from the start."""
     folder = asked.out / name
+    begun = (folder / TRAINING / "run.json").exists()
+    if begun:
+        config = train_config(asked.preset, settings, minutes=asked.minutes, seed=asked.seed)
+        require_same(folder, open_dataset(data), config)
     if not is_artefact(folder / RECOMMENDER):
         command = [sys.executable, "-m", "maskgr", "train", data, "--out", str(folder)]
         command += ["--preset", asked.preset, "--seed", str(asked.seed)]
         if asked.minutes is not None:
             command += ["--minutes", str(asked.minutes)]
         command += [word for setting in settings for word in ("--set", setting)]
-        if (folder / TRAINING / "run.json").exists():
+        if begun:
             command.append("--resume")
         # A process of its own: its output would mix with the table, and it may start others.
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:

@@ -17,7 +17,7 @@ from maskgr.artefact import read_manifest, write_folder
 from maskgr.config import EncoderConfig, QuantizerConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.download import cache_folder
-from maskgr.data.tables import read_matrix, read_table
+from maskgr.data.tables import below, read_matrix, read_table
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.items.collaborative import Collaborative
 from maskgr.items.encoders import embed_items, resolved
@@ -157,7 +157,7 @@ class SemanticIds:
         return replace(
             self,
             learned=learned,
-            items=pl.concat([self.items, items.with_columns(item_id=ids)], how="diagonal_relaxed"),
+            items=below(self.items, items.with_columns(item_id=ids)),
             digits=np.concatenate([self.digits, digits]),
             embeddings=np.concatenate([self.embeddings, vectors]),
         )

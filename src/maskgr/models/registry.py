@@ -38,6 +38,14 @@ class Workspace:
     progress: bool = False
     sids: SemanticIds | None = None  # ready-made semantic IDs, for the models that need them
 
+    def require_fresh(self) -> None:
+        """Nothing that took long to make is overwritten, or mixed with something else."""
+        if not self.resume and any(self.run.rglob("checkpoints")):
+            raise RequestError(
+                f"{self.run} holds a training; --resume (resume=True) goes on with it, another "
+                "folder begins a new one"
+            )
+
 
 class Ranked(NamedTuple):
     """Best first; -1 and -inf where there are no more."""

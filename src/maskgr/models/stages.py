@@ -50,6 +50,8 @@ def train(
     check_distillation(config)
     check_copies(config)
     with world(config.loop.device) as here:
+        if here.writes:
+            work.require_fresh()
         sids = _semantic_ids(data, config, work, here)
         _check_room(config, len(sids.codebook_sizes))
         torch.manual_seed(config.seed)
@@ -148,8 +150,8 @@ def _run(
     batches = Batches(task.split.train, config.history_limit + 1, budget, config.seed)
     with RunLog(folder, label=label, writes=here.writes, progress=work.progress) as log:
         trainer = Trainer(task, batches, loop, folder, here, log)
-        if work.resume:
-            trainer.resume()
+        if not (work.resume and trainer.resume()):
+            log.rewind(0)  # an earlier one that came to no checkpoint
         return trainer.train()
 
 
