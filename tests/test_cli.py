@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 import maskgr as package
+from maskgr.console import print_json
 from tests.conftest import Outcome
 
 HEAVY = ("torch", "polars", "numpy", "faiss", "rich", "pandas", "scipy", "transformers")
@@ -51,6 +53,8 @@ def test_version(maskgr: Callable[..., Outcome]) -> None:
         (["evaluate", "x", "--protocol", "some"], "error: there is no protocol 'some'; choose all"),
         (["evaluate", "x", "--k", "five"], "error: --k five is not a list of numbers"),
         (["recommend", "x", "--unknown", "eat"], "error: --unknown eat is not a choice"),
+        (["recommend", "x", "--input", "a", "--output", "b", "--json"], "error: --input and"),
+        (["experiment", "dense", "--out", "x", "--preset", "tiny"], "error: the preset tiny has"),
         (["data", "fetch", "netflix"], "error: 'netflix' is neither a folder nor a source"),
         (["data", "fetch", "beauty", "--set", "users=5"], "error: beauty has no parameters"),
         (["data", "fetch", "synthetic", "--set", "size=5"], "error: --set size=5 is not key=value"),
@@ -86,3 +90,8 @@ def test_a_bug_is_called_a_bug(
     assert outcome.err.startswith(
         "internal error: ZeroDivisionError: division by zero; this is a bug"
     )
+
+
+def test_json_has_no_word_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [float("nan"), 1.5], "b": {"c": float("inf")}})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": {"c": None}}

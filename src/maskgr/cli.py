@@ -72,7 +72,8 @@ KCore = Annotated[
     int, typer.Option(help="Drop users and items with fewer events, to a fixed point.")
 ]
 UnknownItems = Annotated[
-    str, typer.Option(help="Items of the log that the catalogue lacks: error, drop or keep.")
+    str,
+    typer.Option(help="Items of the log that the catalogue lacks: error, drop, or keep (no text)."),
 ]
 UnusedItems = Annotated[
     str, typer.Option(help="Items of the catalogue that are in no event: keep, drop or error.")
@@ -295,7 +296,7 @@ def train(
     from maskgr.data.open import open_dataset
     from maskgr.models.registry import model_class
     from maskgr.run import require_fresh, start_run
-    from maskgr.training.distributed import companions, processes_for
+    from maskgr.training.distributed import check_processes, companions, processes_for
 
     config = train_config(preset, settings or [], model=model, minutes=minutes, seed=seed)
     kind = model_class(config.model)  # a wrong name is told before the data are read
@@ -305,8 +306,7 @@ def train(
     if processes is None:
         minutes = config.loop.minutes if kind.shares_work else 0.0
         processes = processes_for(minutes, config.loop.device)
-    if processes < 1:
-        raise RequestError(f"--processes {processes} trains nothing; use 1 or more")
+    check_processes(processes, config.loop.device)
     if not resume:
         require_fresh(out)  # before others wait for this process
     with companions(processes, [sys.executable, "-m", "maskgr", *sys.argv[1:]]):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 def build_optimizer(
     model: nn.Module, learning_rate: float, weight_decay: float
 ) -> torch.optim.AdamW:
-    """AdamW with weight decay on the matrices that multiply, and on nothing else.
+    """AdamW with weight decay on matrices, but not on tables.
 
     Biases and gains set a scale that decay would fight. Tables that are looked up (`nn.Embedding`)
     get a gradient only in the rows that were seen, while decay would pull all rows, every step:

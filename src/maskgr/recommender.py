@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import sys
 import time
@@ -89,6 +90,10 @@ class Recommender:
         if config.history_limit < 1:
             raise RequestError(
                 f"a history limit of {config.history_limit} shows the model nothing; use 1 or more"
+            )
+        if run is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise RequestError(
+                "processes that train together need one folder for all of them; give run=…"
             )
         split = leave_out(data.histories, config.leave_out)
         split = replace(split, train=sparsify(split.train, config.sparsify, config.seed))
@@ -186,7 +191,7 @@ class Recommender:
             )
         )
         ids = self.items["item_id"]
-        rows = found.items[0].reshape(top, items).tolist()
+        rows = found.items[0].reshape(-1, items).tolist()
         return [
             Session(tuple(ids[item] for item in row), score)
             for row, score in zip(rows, found.scores[0].tolist(), strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -34,18 +35,18 @@ def start_run(
     """Trains in `out`; None in the processes of a distributed training that do not write."""
     writes = os.environ.get("RANK", "0") == "0"
     made = {"data": data, "data_config": asdict(data_config), "command": sys.argv[1:]}
-    training = out / TRAINING
+    training, given = out / TRAINING, None if sids is None else SemanticIds.load(sids)
     if resume:
-        require_same(out, dataset, config)
+        require_same(out, dataset, config, given)
     elif writes:
         require_fresh(out)
         with write_file(training / "run.json") as draft:
-            about = {**_about(dataset, config), **made}
+            about = {**_about(dataset, config, given), **made}
             draft.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     recommender = Recommender.train(
         dataset,
         config=config,
-        sids=None if sids is None else SemanticIds.load(sids),
+        sids=given,
         run=training,
         resume=resume,
         progress=progress,
@@ -65,9 +66,11 @@ def require_fresh(out: Path) -> None:
         raise ArtefactError(f"{out} exists and is not a run folder; give another --out")
 
 
-def require_same(out: Path, dataset: Dataset, config: TrainConfig) -> None:
+def require_same(
+    out: Path, dataset: Dataset, config: TrainConfig, sids: SemanticIds | None = None
+) -> None:
     """Going on with something else would silently be neither the old run nor a new one."""
-    file, about = out / TRAINING / "run.json", _about(dataset, config)
+    file, about = out / TRAINING / "run.json", _about(dataset, config, sids)
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -76,6 +79,10 @@ def require_same(out: Path, dataset: Dataset, config: TrainConfig) -> None:
         raise ArtefactError(f"{file} is damaged ({error}); train again elsewhere") from error
     if before.get("fingerprint") != about["fingerprint"]:
         raise RequestError(f"{out} was trained on other data; use the same, or another --out")
+    if before.get("sids") != about["sids"]:
+        raise RequestError(
+            f"{out} was started with other --sids; use those it was started with, or another --out"
+        )
     changed = [k for k, v in _flat(about["config"]).items() if _flat(before["config"]).get(k) != v]
     if changed:
         raise RequestError(
@@ -84,9 +91,13 @@ def require_same(out: Path, dataset: Dataset, config: TrainConfig) -> None:
         )
 
 
-def _about(dataset: Dataset, config: TrainConfig) -> dict[str, Any]:
+def _about(dataset: Dataset, config: TrainConfig, sids: SemanticIds | None) -> dict[str, Any]:
     """What makes a training this one, and no other."""
-    return {"config": _plain(asdict(config)), "fingerprint": dataset.fingerprint}
+    return {
+        "config": _plain(asdict(config)),
+        "fingerprint": dataset.fingerprint,
+        "sids": None if sids is None else hashlib.sha256(sids.digits.tobytes()).hexdigest(),
+    }
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -272,3 +272,22 @@ def test_inspect_of_what_cannot_be_read(shop: Path, maskgr: Callable[..., Outcom
     assert report["users"] is None
     assert report["problems"][0]["fix"] == "rename or add it"
     assert "has no column user_id or item_id" in maskgr("data", "inspect", shop).out
+
+
+def test_inspect_of_a_saved_folder_that_was_changed(
+    shop: Path, maskgr: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    Dataset.load(shop).save(tmp_path / "saved")
+    assert maskgr("data", "inspect", tmp_path / "saved").code == 0
+    log = tmp_path / "saved" / "items.parquet"
+    pl.read_parquet(log).with_columns(more=pl.lit(1)).write_parquet(log)
+    outcome = maskgr("data", "inspect", tmp_path / "saved")
+    assert outcome.code == 1
+    assert "items.parquet" in outcome.out
+
+
+def test_times_beyond_all_dates_are_left_out(shop: Path) -> None:
+    log = pl.DataFrame({"user_id": ["u"] * 3, "item_id": ["a", "b", "c"], "position": [0, 1, 2]})
+    times = Dataset.from_frames(log.with_columns(timestamp=pl.Series([1e300, 1.0, 2.0]))).timestamps
+    assert times is not None
+    assert np.isnat(times).tolist() == [True, False, False]

@@ -107,6 +107,7 @@ INSTANTS = [datetime(2024, 5, 1, 12, 30, tzinfo=UTC), datetime(2023, 5, 1, tzinf
         [date(2024, 5, 1), date(2023, 5, 1)],
         [t.replace(tzinfo=None) for t in INSTANTS],
         INSTANTS,
+        pl.Series(INSTANTS).dt.convert_time_zone("Pacific/Auckland"),  # there it is the day after
         [int(t.timestamp()) for t in INSTANTS],
         [t.timestamp() for t in INSTANTS],
         [str(int(t.timestamp())) for t in INSTANTS],

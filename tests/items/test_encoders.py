@@ -439,6 +439,13 @@ def test_a_damaged_part_is_encoded_again(
     assert counting.since() == []
 
 
+def test_a_cache_that_cannot_be_written_is_done_without(counting: Counting, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("where a folder should be")
+    with pytest.warns(UserWarning, match="vectors are not kept for the next time: cannot write"):
+        vectors = encode_items(LETTERS, SMALL, cache=tmp_path / "file")
+    assert np.array_equal(vectors, Counting.vectors(LETTERS))
+
+
 def test_an_interrupted_run_goes_on_where_it_was(counting: Counting, tmp_path: Path) -> None:
     counting.fail_at = 9
     with pytest.raises(KeyboardInterrupt):

@@ -105,6 +105,8 @@ def test_two_stages_one_run(shop: Dataset, tmp_path: Path) -> None:
         if name.startswith(("head.", "encoder.history_blocks.", "items.norm.", "items.text.")):
             assert torch.equal(network[name], tensor), name
     assert not torch.equal(network["levels"], first["levels"])
+    with pytest.raises(RequestError, match=r"holds a training; --resume \(resume=True\) goes on"):
+        Recommender.train(shop, config=COLLABORATIVE, run=tmp_path)
     again = Recommender.train(shop, config=COLLABORATIVE, run=tmp_path, resume=True)
     asked = shop.histories.select(np.arange(10))
     one, two = (r.rank(asked, 5, exclude_seen=True) for r in (rec, again))

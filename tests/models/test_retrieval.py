@@ -340,3 +340,57 @@ def test_the_commands(
     outcome = maskgr("recommend", tmp_path / "run", "--retrieval", "telepathic")
     assert outcome.code == 2
     assert "--retrieval telepathic is not a choice; use generative, dense" in outcome.err
+    # What says how to unmask is not taken where nothing is unmasked.
+    words = ("recommend", tmp_path / "run", "--top", 2, "--retrieval")
+    outcome = maskgr(*words, "dense", "--steps", 1)
+    assert outcome.code == 2
+    assert "--steps says how digits are unmasked, and dense retrieval" in outcome.err
+    assert maskgr(*words, "generative", "--steps", 1).code == 0
+
+
+def test_given_vectors_of_new_items_go_by_their_ids(
+    maskgr: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    shop = fetch("synthetic", synthetic=SyntheticConfig(users=60, items=ITEMS))
+    shop = replace(shop, embeddings=rng.standard_normal((ITEMS, 8)).astype(np.float32))
+    quick = replace(CONFIG, loop=replace(CONFIG.loop, steps=2))
+    Recommender.train(shop, config=quick).save(tmp_path / "run")
+    new, vectors = new_items(shop), rng.standard_normal((3, 8)).astype(np.float32)
+    new.write_parquet(tmp_path / "new.parquet")
+    table = pl.DataFrame({"item_id": new["item_id"], "vector": vectors.tolist()})
+    table[::-1].write_parquet(tmp_path / "vectors.parquet")
+    words = ("add-items", tmp_path / "run", tmp_path / "new.parquet")
+    added = maskgr(*words, "--embeddings", tmp_path / "vectors.parquet")
+    assert added.code == 0, added.err
+    model = Recommender.load(tmp_path / "run").model
+    assert isinstance(model, MaskGR)
+    np.testing.assert_allclose(model.sids.embeddings[-3:], vectors, atol=1e-6)
+
+
+def test_columns_of_another_type_are_named(shop: Dataset, trained: Recommender) -> None:
+    listed = trained.items.with_columns(tags=pl.Series([["a"]] * ITEMS))
+    told = replace(trained, items=listed)
+    with pytest.raises(DataError, match=r"tags is String where the catalogue has List\(String\)"):
+        told.add_items(new_items(shop).with_columns(tags=pl.lit("a")))
+
+
+def test_an_approximate_search_ranks_without_the_whole_product(shop: Dataset) -> None:
+    rec = Recommender.train(shop, config=replace(CONFIG, loop=replace(CONFIG.loop, steps=5)))
+    assert isinstance(rec.model, MaskGR)
+    asked, network = histories(shop), rec.model.network
+    one = rank(rec, asked, 5, "dense")
+    network.dense_config = replace(network.dense_config, index="hnsw")
+    rec.model.forget()
+    two = rank(rec, asked, 5, "dense")
+    assert np.array_equal(one[0], two[0])  # so few items are all found
+    np.testing.assert_allclose(np.diff(one[1]), np.diff(two[1]), atol=1e-4)
+
+
+def test_what_was_decoded_before_changes_nothing(shop: Dataset, trained: Recommender) -> None:
+    asked, model = histories(shop), trained.model
+    assert isinstance(model, MaskGR)
+    fresh = replace(trained, model=replace(model))
+    for way in ("generative", "unified"):
+        rank(trained, asked, 3, way)
+        assert np.array_equal(rank(trained, asked, 5, way)[1], rank(fresh, asked, 5, way)[1])

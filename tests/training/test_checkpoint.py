@@ -23,6 +23,13 @@ def test_the_newest_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
+def test_what_is_of_a_later_step_is_removed(tmp_path: Path) -> None:
+    save(tmp_path, 100)
+    for step in (5, 10):  # begun again, because the hundredth was damaged
+        save(tmp_path, step)
+    assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [5, 10]
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone", "manifest"])
 def test_a_damaged_one_is_named_and_the_one_before_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str

@@ -139,22 +139,25 @@ def test_minutes_are_kept_and_the_schedule_reaches_its_end(tmp_path: Path) -> No
     rows = [row for row in read_log(tmp_path) if row["learning_rate"] is not None]
     assert rows[-1]["learning_rate"] < 0.5 * max(row["learning_rate"] for row in rows)
     assert run.state.step >= 8
+    assert run.state.validated_step == run.state.step  # also where the time was over before
 
 
 def test_resumed_is_as_if_never_stopped(tmp_path: Path) -> None:
     whole, first, second = Toy(), Toy(), Toy()
     trainer(tmp_path / "whole", whole, steps=60).train()
     part = trainer(tmp_path / "part", first, steps=60)
-    original = part._checkpoint
+    update = part._update_average
 
-    def stop(*, now: bool = False) -> None:
-        original(now=now)
-        if part.state.step == 23 and not now:
-            raise KeyboardInterrupt
+    def interrupted(step: int) -> None:
+        if step == 22:  # in the midst of the 23rd step, which is finished first
+            signal.raise_signal(signal.SIGINT)
+        update(step)
 
-    part._checkpoint = stop  # type: ignore[method-assign]
+    part._update_average = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         part.train()
+    with pytest.raises(KeyboardInterrupt):  # heard at once again
+        signal.raise_signal(signal.SIGINT)
     rest = trainer(tmp_path / "part", second, steps=60)
     assert rest.resume()
     assert rest.state.step == 23

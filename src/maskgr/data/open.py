@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 
@@ -46,7 +47,10 @@ def fetch(name: str, *, synthetic: SyntheticConfig | None = None, progress: bool
     config = DataConfig(k_core=source.k_core)
     dataset = Dataset.from_tables(tables, config, Problems(), {"source": name})
     check_counts(source, len(dataset.users), len(dataset.items), len(dataset.histories.values))
-    dataset.save(ready)
+    try:
+        dataset.save(ready)
+    except ArtefactError as error:  # a cache that is full or not ours is no reason to stop
+        warnings.warn(f"{name} is not kept for the next time: {error}", stacklevel=2)
     return dataset
 
 

@@ -193,7 +193,7 @@ class CatalogueCandidates:
         owner, first = distinct(known.unbind(1), sizes)
         lists = self._combinations(item.digits[first], item.revealed[first], projection)
         lengths = lists.offsets.diff()[owner]  # (rows,)
-        scales = lengths.double().log2().ceil().long()
+        scales = lengths.float().log2().ceil().long()
         for scale in torch.unique(scales).tolist():
             alike = (scales == scale).nonzero().squeeze(1)
             longest = int(lengths[alike].max())

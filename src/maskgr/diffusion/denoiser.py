@@ -111,7 +111,8 @@ class Rules:
                 codes |= later & allowed_codes(self.catalogue, level, item, None)
             mass = log_probs.masked_fill(~codes, -torch.inf).logsumexp(dim=1, keepdim=True)
             log_probs = log_probs - mass
-        log_probs = log_probs.clamp(min=FLOOR)
+        # A code that only later items have is not in the mass, and may weigh more than all of it.
+        log_probs = log_probs.clamp(min=FLOOR, max=0.0)
         if self.constrained:
             codes = allowed_codes(self.catalogue, level, item, self.excluded)
             log_probs = log_probs.masked_fill_(~codes, -torch.inf)

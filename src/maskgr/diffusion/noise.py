@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from maskgr.config import ObjectiveConfig
+from maskgr.errors import RequestError
 
 
 def stratified_levels(count: int, generator: torch.Generator) -> Tensor:
@@ -106,6 +107,8 @@ def draw_noise(
     """
     count = int(sequences[-1]) + 1
     levels = stratified_levels(count, generator)
+    if not 0 < config.fixed_ratio <= 1:
+        raise RequestError(f"fixed_ratio={config.fixed_ratio} must be above 0, and 1 at most")
     noise = levels if config.masking == "diffusion" else torch.full_like(levels, config.fixed_ratio)
     masked = mask_tokens(noise, sequences, generator)
     at_stake = torch.ones_like(masked)

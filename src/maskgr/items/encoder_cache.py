@@ -24,6 +24,7 @@ import numpy.typing as npt
 from safetensors.numpy import load, save
 
 from maskgr.artefact import write_file
+from maskgr.errors import ArtefactError
 
 PART_BYTES = 64 * 2**20
 PART_SECONDS = 30.0
@@ -90,8 +91,12 @@ class EncoderCache:
         keys = np.frombuffer(b"".join(self._keys), dtype=np.uint8).reshape(-1, 32)  # (n, 32)
         vectors = np.concatenate(self._vectors)  # (n, d)
         content = save({"keys": keys, "vectors": vectors}, metadata={"encoder": self._identity})
-        with write_file(self.folder / f"part-{_checksum(content)}.safetensors") as draft:
-            draft.write_bytes(content)
+        try:
+            with write_file(self.folder / f"part-{_checksum(content)}.safetensors") as draft:
+                draft.write_bytes(content)
+        except ArtefactError as error:  # a cache that is full or not ours is no reason to stop
+            warnings.warn(f"vectors are not kept for the next time: {error}", stacklevel=2)
+            self.folder = None
         self._keys, self._vectors = [], []
         self._written_at = time.monotonic()
 

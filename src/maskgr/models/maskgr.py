@@ -71,6 +71,7 @@ class MaskGR:
         """The same model, with nothing computed anew."""
         other = replace(self, weights=weights)
         other.catalogue, other.digits = self.catalogue, self.digits
+        other._decoders = self._decoders
         other.dense = replace(self.dense, weights=weights)
         return other
 
@@ -92,16 +93,16 @@ class MaskGR:
         ranked = np.full((len(histories), top), -1, dtype=np.int32)
         scores = np.full((len(histories), top), -np.inf, dtype=np.float32)
         invalid = 0.0
-        decoder = self._decoder(allowed, decoding.constrained)
+        decoder = None if kind == "dense" else self._decoder(allowed, decoding.constrained)
         how, seed = self._how(decoding), decoding.seed
         for rows, asked in self._asked(histories, allowed, excluded, decoding):
-            if kind == "generative":
+            if decoder is None:
+                items, values = self.dense.rank(asked, top)
+            elif kind == "generative":
                 repeat = self.weights.repeat_beams * self.network.repeats
                 found = retrieval.generative(decoder, asked, how, top, seed, repeat)
                 items, values = found.items.cpu().numpy(), found.scores.cpu().numpy()
                 invalid += found.invalid_share * len(rows) / len(histories)
-            elif kind == "dense":
-                items, values = self.dense.rank(asked, top)
             elif kind == "unified":
                 items, values = retrieval.unified(self.dense, decoder, asked, how, top, seed)
             else:
@@ -223,10 +224,20 @@ class MaskGR:
         return drawn
 
     def _decoder(self, allowed: npt.NDArray[np.bool_], constrained: bool) -> Decoder:
-        aware = self.config.objective.catalogue_aware and constrained
-        catalogue = self.catalogue
         if not allowed.all():
-            catalogue = catalogue.restrict(torch.from_numpy(allowed).to(self.device))
+            few = self.catalogue.restrict(torch.from_numpy(allowed).to(self.device))
+            return self._decoder_of(few, constrained)
+        if constrained not in self._decoders:
+            self._decoders[constrained] = self._decoder_of(self.catalogue, constrained)
+        return self._decoders[constrained]
+
+    @cached_property
+    def _decoders(self) -> dict[bool, Decoder]:
+        """Of the whole catalogue: what they learn of it serves all requests."""
+        return {}
+
+    def _decoder_of(self, catalogue: Catalogue, constrained: bool) -> Decoder:
+        aware = self.config.objective.catalogue_aware and constrained
         return Decoder(
             catalogue, constrained=constrained, renormalise=self._at_training if aware else None
         )

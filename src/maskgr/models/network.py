@@ -396,12 +396,13 @@ def _check(config: NetworkConfig) -> None:
             f"a network of {config.history_layers} + {config.layers} layers is none; use 0 or more "
             "history_layers and 1 or more layers"
         )
+    if not 0 <= config.dropout < 1:
+        raise RequestError(f"network.dropout={config.dropout} must be 0 or more and below 1")
 
 
 def flops_per_token(
     network: Network,
     length: float,
-    masked_share: float | None = None,
     *,
     part: Part | None = None,
     taught: bool = False,
@@ -416,8 +417,7 @@ def flops_per_token(
     what is counted, but for the dense head alone.
     """
     config, m, unit = network.config, network.digits, network.unit
-    if masked_share is None:
-        masked_share = (m + 1) / (2 * m) if network.causal else 0.5
+    masked_share = (m + 1) / (2 * m) if network.causal else 0.5
     width = config.width
     after = 2 * width**2 + 4 * width * config.hidden  # projection, up, down
 

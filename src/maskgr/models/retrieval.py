@@ -139,6 +139,10 @@ class Dense:
         return Bonus(rows, items, torch.from_numpy(values[order]).to(device))
 
     def _normaliser(self, queries: Tensor, bonus: Bonus | None) -> npt.NDArray[np.float32]:
+        """(users,) what makes scores log-probabilities. It takes the whole product that an
+        approximate search saves, and changes no order: with one, scores stay as they are."""
+        if self.network.dense_config.index == "hnsw":
+            return np.zeros(len(queries), dtype=np.float32)
         found: npt.NDArray[np.float32] = (
             log_normaliser(queries, self.table, bonus=bonus).cpu().numpy()
         )
@@ -197,7 +201,8 @@ def pool(
     beams = generative(decoder, asked, how, width, seed)
     found = beams.items.int().cpu().numpy()
     near, near_scores = dense.rank(asked, width)
-    near = np.where((near[:, :, None] == found[:, None, :]).any(2), -1, near)  # each once
+    users = np.arange(len(near))[:, None] * (len(digits) + 1)
+    near = np.where(np.isin(users + near, users + found), -1, near)  # each once
     items = np.concatenate([found, near], axis=1)
     scores = np.concatenate(
         [dense.score(asked, found), np.where(near >= 0, near_scores, -np.inf)], axis=1

@@ -33,12 +33,15 @@ class Checkpoint:
 def save_checkpoint(
     run: Path, step: int, state: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Writes `checkpoints/STEP` below `run` and removes all but the newest."""
+    """Writes `checkpoints/STEP` below `run` and removes all but the newest, and what is of a later
+    step: it was damaged, or this one would not have been reached."""
     folder = run / "checkpoints"
     with write_folder(folder / f"{step:010}", KIND, SCHEMA, {"step": step, **state}) as draft:
         save_file({name: t.contiguous() for name, t in tensors.items()}, draft / TENSORS)
-    for old in _newest_first(folder)[KEPT:]:
-        shutil.rmtree(old, ignore_errors=True)
+    found = _newest_first(folder)
+    now = [int(own.name) for own in found].index(step)
+    for other in (*found[:now], *found[now + KEPT :]):
+        shutil.rmtree(other, ignore_errors=True)
 
 
 def load_checkpoint(run: Path) -> Checkpoint | None:

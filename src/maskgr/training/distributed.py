@@ -13,17 +13,21 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import IO
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from maskgr.devices import pick_device
+from maskgr.errors import RequestError
 
 
 @dataclass(frozen=True)
@@ -73,23 +77,41 @@ class World:
 @contextmanager
 def world(device: str = "auto") -> Iterator[World]:
     """The processes that `torchrun` started, or this one alone."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size, chosen = int(os.environ.get("WORLD_SIZE", "1")), pick_device(device)
     if size == 1:
-        yield World(0, 1, pick_device(device))
+        yield World(0, 1, chosen)
         return
-    chosen = pick_device(device)
+    threads = torch.get_num_threads()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", size))  # of the processes, those on this machine
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    else:
+        torch.set_num_threads(max(1, min(threads, (os.cpu_count() or 1) // here)))
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=PATIENCE)
     try:
         yield World(dist.get_rank(), size, chosen)
     finally:
         dist.destroy_process_group()
+        torch.set_num_threads(threads)  # what one process does after that, it does alone
 
 
+# The others wait while one encodes a catalogue or quantises; that one is lost is told by `_watch`.
+PATIENCE = timedelta(days=7)
 MOST = 4  # processes that are started unasked: each has its own copy of the data
 LONG = 5.0  # minutes of training that are worth starting them
+
+
+def check_processes(count: int, device: str) -> None:
+    """Before any of them is started."""
+    if count < 1:
+        raise RequestError(f"--processes {count} trains nothing; use 1 or more")
+    if pick_device(device).type == "cuda" and count > torch.cuda.device_count():
+        raise RequestError(
+            f"--processes {count} are more than the {torch.cuda.device_count()} GPUs here; use one "
+            "a GPU at most"
+        )
 
 
 def processes_for(minutes: float, device: str) -> int:
@@ -107,25 +129,25 @@ def companions(count: int, command: Sequence[str]) -> Iterator[None]:
     if count < 2 or "WORLD_SIZE" in os.environ:
         yield
         return
-    threads = max(1, (os.cpu_count() or 1) // count)
-    torch.set_num_threads(threads)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
-    others = [
-        subprocess.Popen(
+    threads = max(1, (os.cpu_count() or 1) // count)
+    finished, others = threading.Event(), []
+    for rank in range(1, count):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": str(threads)}
+        said = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the process lasts
+        other = subprocess.Popen(
             command,
-            env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, **place, **own},
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=said,
+            process_group=0,  # Ctrl-C is for this process, which ends the others
         )
-        for rank in range(1, count)
-    ]
-    finished = threading.Event()
-    for other in others:
-        threading.Thread(target=_watch, args=(other, finished), daemon=True).start()
-    os.environ.update(place, RANK="0")
+        others.append(other)
+        threading.Thread(target=_watch, args=(other, said, finished), daemon=True).start()
+    os.environ.update(place, RANK="0", LOCAL_RANK="0")
     try:
         yield
         finished.set()
@@ -135,16 +157,18 @@ def companions(count: int, command: Sequence[str]) -> Iterator[None]:
         finished.set()
         for other in others:
             other.kill()
-        for name in (*place, "RANK"):
+        for name in (*place, "RANK", "LOCAL_RANK"):
             os.environ.pop(name, None)
 
 
-def _watch(other: subprocess.Popen[bytes], finished: threading.Event) -> None:
+def _watch(other: subprocess.Popen[bytes], said: IO[bytes], finished: threading.Event) -> None:
     """Without one of the others this process would wait for it for ever."""
     if other.wait() and not finished.is_set():
+        said.seek(0)
+        last = said.read().decode(errors="replace").strip().splitlines()[-1:]
         print(
-            f"error: a process that trains with this one stopped (exit code {other.returncode}); "
-            "go on with --resume, or with --processes 1",
+            f"error: a process that trains with this one stopped (exit code {other.returncode}"
+            f"{''.join(f', {line}' for line in last)}); go on with --resume, or with --processes 1",
             file=sys.stderr,
         )
         os._exit(1)

@@ -79,8 +79,9 @@ class RunLog:
             self._shown["best"] = f"{100 * found['recall@10']:.2f} %"
         self._row(state, found)
 
-    def rewind(self, step: int) -> None:
-        """Forgets what came after `step`: it will be told again."""
+    def rewind(self, step: int, tokens: int = 0) -> None:
+        """Forgets what came after `step`, and so many tokens: it will be told again."""
+        self._clock = (time.perf_counter(), tokens)
         if self.writes:
             rows = [row for row in read_log(self.run) if row["step"] <= step]
             kept = [[row[column] for column in COLUMNS] for row in rows]

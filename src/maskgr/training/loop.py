@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -80,6 +82,7 @@ class State:
     best_step: int = 0
     waited: int = 0  # validations since the best
     validated: int = 0  # of the validations that the schedule has, those reached
+    validated_step: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,20 +119,21 @@ class Trainer:
         keep_freed_memory()
         start = time.perf_counter() - self.state.seconds
         if not self.state.total:
-            steps = 10 * PROBE if self.config.minutes else self.config.steps
+            # Of a timed run nothing is known yet: a number that the first steps are the start of.
+            steps = 1000 * PROBE if self.config.minutes else self.config.steps
             self.state = replace(self.state, total=steps)
         stream = self.batches.from_place(self.state.place)
-        try:
+        with _interrupts() as interrupted:
             while not self._finished(start):
                 self._step(list(islice(stream, self.config.accumulate)))
                 self._fit_schedule(time.perf_counter() - start)
                 if self._due():
                     self._validate()
                 self.state = replace(self.state, seconds=time.perf_counter() - start)
-                self._checkpoint()
-        except KeyboardInterrupt:
-            self._checkpoint(now=True)
-            raise
+                stop = interrupted.is_set()
+                self._checkpoint(now=stop)
+                if stop:
+                    raise KeyboardInterrupt
         return self._finish()
 
     def _step(self, micro: list[tuple[Place, Sequences]]) -> None:
@@ -201,6 +205,7 @@ class Trainer:
                 self.task.keep(self.run)
         reached = self.state.step * self.config.validations // self.state.total
         state = replace(self.state, waited=self.state.waited + 1, validated=reached)
+        state = replace(state, validated_step=state.step)
         if better:
             state = replace(state, best=score, best_step=state.step, waited=0)
         self.state = state
@@ -213,9 +218,9 @@ class Trainer:
         return bool(self.world.agree(int(state.step >= state.total or late or bored)))
 
     def _finish(self) -> dict[str, float]:
-        self._checkpoint(now=True)
-        if self.state.best is None:
+        if self.state.validated_step < self.state.step:  # the time was over before its end
             self._validate()
+        self._checkpoint(now=True)
         self.world.wait()
         self.task.restore(self.run)
         return self.task.validate(everyone=True)
@@ -262,9 +267,10 @@ class Trainer:
                 for name, parameter in network.named_parameters():
                     self.average[name].copy_(found.tensors[f"average.{name}"])
                     self.optimizer.state[parameter] = {
-                        key: found.tensors[f"optimizer.{key}.{name}"].clone()
+                        # AdamW counts its steps on the CPU.
+                        key: value.clone() if key == "step" else value.to(parameter.device)
                         for key in ("step", "exp_avg", "exp_avg_sq")
-                        if f"optimizer.{key}.{name}" in found.tensors
+                        if (value := found.tensors.get(f"optimizer.{key}.{name}")) is not None
                     }
             self.state = State.of(found.state)
         except (KeyError, TypeError, RuntimeError) as error:
@@ -272,8 +278,28 @@ class Trainer:
                 f"the checkpoint of {self.run} does not fit this network ({error}); resume with "
                 "the settings it was started with"
             ) from error
-        self.log.rewind(self.state.step)
+        self.log.rewind(self.state.step, self.state.tokens)
         return True
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Ctrl-C is heard between steps, where what a checkpoint says is true; a second one at once."""
+    heard = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield heard  # signals are not for this thread
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def hear(*_: object) -> None:
+        heard.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, hear)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Forward(nn.Module):
@@ -315,3 +341,5 @@ def _check(config: LoopConfig) -> None:
     for name in ("warmup", "ema"):
         if getattr(config, name) >= 1:
             raise RequestError(f"{name} is {getattr(config, name)}; it must be below 1")
+    if config.clip == 0:
+        raise RequestError("clip is 0, which leaves no gradient; it must be above 0")
