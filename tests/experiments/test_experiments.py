@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 
 from maskgr import Dataset, Recommender
@@ -146,8 +145,7 @@ def test_training_that_fails_is_told(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_asked_otherwise_is_not_used(tmp_path: Path) -> None:
-    shop = fetch("synthetic", synthetic=SyntheticConfig(users=60, items=40))
-    shop.save(tmp_path / "shop")
+    fetch("synthetic", synthetic=SyntheticConfig(users=60, items=40)).save(tmp_path / "shop")
     data = str(tmp_path / "shop")
     asked = Asked(data, tmp_path / "out", preset="tiny")
     quick = ("steps=1", "width=16", "codes=8", "network.layers=1")
@@ -155,6 +153,6 @@ def test_a_run_that_was_asked_otherwise_is_not_used(tmp_path: Path) -> None:
     assert trained(asked, data, "run", quick).made == first.made
     with pytest.raises(RequestError, match="was started with another seed; use the settings"):
         trained(replace(asked, seed=1), data, "run", quick)
-    replace(shop, items=shop.items.with_columns(title=pl.lit("x"))).save(tmp_path / "other")
+    fetch("synthetic", synthetic=SyntheticConfig(users=61, items=40)).save(tmp_path / "other")
     with pytest.raises(RequestError, match="was trained on other data"):
         trained(asked, str(tmp_path / "other"), "run", quick)

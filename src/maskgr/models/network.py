@@ -403,6 +403,7 @@ def _check(config: NetworkConfig) -> None:
 def flops_per_token(
     network: Network,
     length: float,
+    masked_share: float | None = None,
     *,
     part: Part | None = None,
     taught: bool = False,
@@ -417,7 +418,8 @@ def flops_per_token(
     what is counted, but for the dense head alone.
     """
     config, m, unit = network.config, network.digits, network.unit
-    masked_share = (m + 1) / (2 * m) if network.causal else 0.5
+    if masked_share is None:
+        masked_share = (m + 1) / (2 * m) if network.causal else 0.5
     width = config.width
     after = 2 * width**2 + 4 * width * config.hidden  # projection, up, down
 
