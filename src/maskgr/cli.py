@@ -635,6 +635,8 @@ def main() -> NoReturn:
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         code = typer.main.get_command(app)(arguments, prog_name="maskgr", standalone_mode=False)
+        if code == 130:  # what newer releases of typer make of Ctrl-C
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)

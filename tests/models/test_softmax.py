@@ -425,18 +425,17 @@ def test_more_samples_come_nearer_to_the_catalogue() -> None:
         assert off[2] < 0.02
 
 
-def test_the_classic_correction_by_hand() -> None:
+def test_the_correction_by_hand() -> None:
     queries, positives = torch.tensor([[2.0]]), torch.tensor([[0.5]])
     negatives = torch.tensor([[1.0], [0.5], [-1.0]])
     loss = sampled_cross_entropy(
         queries,
         positives,
         negatives,
-        log_q_positives=torch.tensor([0.25]).log(),
         log_q_negatives=torch.tensor([0.5, 0.25, 2.0]).log(),
         hits=torch.tensor([[False, True, False]]),
     )
-    own = math.exp(1) / 0.25
+    own = math.exp(1)
     expected = -math.log(own / (own + math.exp(2) / 0.5 + math.exp(-2) / 2))
     assert loss.item() == pytest.approx(expected)
 

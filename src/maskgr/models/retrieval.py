@@ -71,6 +71,15 @@ class Pool(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class Question:
+    """What users ask of the dense head's catalogue."""
+
+    queries: Tensor  # (users, width)
+    bonus: Bonus | None  # what some items' scores get beside the product
+    normaliser: npt.NDArray[np.float32]  # (users, 1) what makes scores log-probabilities
+
+
+@dataclass(frozen=True, eq=False)
 class Dense:
     """The dense head with the whole catalogue's vectors."""
 
@@ -91,32 +100,44 @@ class Dense:
         nearest = Nearest(table.cpu().numpy(), network.dense_config.index)
         return cls(network, table, nearest, followers, weights)
 
-    def rank(self, asked: Asked, top: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """(users, top) items and log-probabilities."""
+    def question(self, asked: Asked) -> Question:
+        """With what takes longest: the normaliser, the product with the whole catalogue. An
+        approximate search is there to save that, and no order depends on it: with one, scores
+        stay as they are."""
         queries, bonus = asked.own.queries(), self._bonus(asked)
-        lifted = None
+        normaliser = torch.zeros(len(queries))
+        if self.network.dense_config.index == "exact":
+            normaliser = log_normaliser(queries, self.table, bonus=bonus)
+        return Question(queries, bonus, normaliser.cpu().numpy()[:, None])
+
+    def rank(
+        self, asked: Asked, top: int, question: Question | None = None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """(users, top) items and log-probabilities."""
+        question = question or self.question(asked)
+        bonus, lifted = question.bonus, None
         if bonus is not None:
-            lengths = bonus.rows.bincount(minlength=len(queries)).cpu().numpy()
+            lengths = bonus.rows.bincount(minlength=len(question.queries)).cpu().numpy()
             special = Sequences.from_lengths(bonus.items.int().cpu().numpy(), lengths)
             lifted = Lifted(special, bonus.values.cpu().numpy())
         items, scores = self.nearest.search(
-            queries.cpu().numpy(),
+            question.queries.cpu().numpy(),
             top,
             allowed=None if asked.allowed.all() else asked.allowed,
             excluded=asked.excluded,
             lifted=lifted,
         )
-        return items, scores - self._normaliser(queries, bonus)[:, None]
+        return items, scores - question.normaliser
 
-    def score(self, asked: Asked, items: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    def score(self, question: Question, items: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
         """(users, width) log-probabilities of given `items` (users, width)."""
-        queries, bonus = asked.own.queries(), self._bonus(asked)
+        queries, bonus = question.queries, question.bonus
         scores = self.nearest.scores(queries.cpu().numpy(), items)
         if bonus is not None:
             numbers = torch.from_numpy(items).to(queries.device).long()
             rows = torch.arange(len(numbers), device=queries.device)[:, None].expand_as(numbers)
             scores += bonus.at(rows, numbers).cpu().numpy()
-        return scores - self._normaliser(queries, bonus)[:, None]
+        return scores - question.normaliser
 
     def _bonus(self, asked: Asked) -> Bonus | None:
         """What some items' scores get beside the product: those that a user has, and others that
@@ -137,16 +158,6 @@ class Dense:
         order = np.argsort(keys)
         rows, items = (torch.from_numpy(part).to(device) for part in np.divmod(keys[order], size))
         return Bonus(rows, items, torch.from_numpy(values[order]).to(device))
-
-    def _normaliser(self, queries: Tensor, bonus: Bonus | None) -> npt.NDArray[np.float32]:
-        """(users,) what makes scores log-probabilities. It takes the whole product that an
-        approximate search saves, and changes no order: with one, scores stay as they are."""
-        if self.network.dense_config.index == "hnsw":
-            return np.zeros(len(queries), dtype=np.float32)
-        found: npt.NDArray[np.float32] = (
-            log_normaliser(queries, self.table, bonus=bonus).cpu().numpy()
-        )
-        return found
 
 
 def generative(
@@ -185,7 +196,7 @@ def unified(
     """All beams, by their dense log-probabilities."""
     beams = generative(decoder, asked, how, max(top, how.beams), seed)
     items = beams.items.int().cpu().numpy()
-    return _best(items, dense.score(asked, items), top)
+    return _best(items, dense.score(dense.question(asked), items), top)
 
 
 def pool(
@@ -200,12 +211,13 @@ def pool(
     """What the search and the dense head each find, `width` at least of both, with both scores."""
     beams = generative(decoder, asked, how, width, seed)
     found = beams.items.int().cpu().numpy()
-    near, near_scores = dense.rank(asked, width)
+    question = dense.question(asked)
+    near, near_scores = dense.rank(asked, width, question)
     users = np.arange(len(near))[:, None] * (len(digits) + 1)
     near = np.where(np.isin(users + near, users + found), -1, near)  # each once
     items = np.concatenate([found, near], axis=1)
     scores = np.concatenate(
-        [dense.score(asked, found), np.where(near >= 0, near_scores, -np.inf)], axis=1
+        [dense.score(question, found), np.where(near >= 0, near_scores, -np.inf)], axis=1
     )
     others = torch.from_numpy(near).to(digits.device).long()
     missing = decoder.score(

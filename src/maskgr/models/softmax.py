@@ -336,7 +336,6 @@ def sampled_cross_entropy(
     *,
     log_q_negatives: Tensor,
     hits: Tensor,
-    log_q_positives: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
     """() sampled softmax with the log-q correction: an estimate for catalogues of millions.
@@ -345,10 +344,8 @@ def sampled_cross_entropy(
     `log_q_negatives` (samples,): the log of how often the item is expected in the sample. `hits`
     (rows, samples): the sample is the row's own positive, and left out of its denominator.
 
-    Without `log_q_positives` the denominator has the positive once, exactly, and is unbiased: the
-    more samples, the nearer is the loss to the catalogue's. With them (rows,) the positive is
-    corrected as if it had been drawn: the classic form, in which it weighs the less the more is
-    drawn, and which does not converge to the catalogue's loss.
+    The denominator has the positive once, exactly, and is unbiased: the more samples, the nearer is
+    the loss to the catalogue's.
     """
     if queries.shape != positives.shape or queries.shape[1:] != negatives.shape[1:]:
         raise RequestError(
@@ -364,8 +361,6 @@ def sampled_cross_entropy(
     with torch.autocast(queries.device.type, enabled=False):
         queries = queries.to(dtype)
         positive = (queries * positives.to(dtype)).sum(1)  # (rows,)
-        if log_q_positives is not None:
-            positive = positive - log_q_positives
         others = queries @ negatives.to(dtype).T - log_q_negatives  # (rows, samples)
         others = others.masked_fill(hits, -torch.inf)
         losses = torch.cat([positive[:, None], others], dim=1).logsumexp(1) - positive

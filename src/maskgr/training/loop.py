@@ -285,11 +285,10 @@ class Trainer:
 @contextlib.contextmanager
 def _interrupts() -> Iterator[threading.Event]:
     """Ctrl-C is heard between steps, where what a checkpoint says is true; a second one at once."""
-    heard = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield heard  # signals are not for this thread
+    heard, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
+        yield heard  # not for this thread, or, as behind nohup, not for this process
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def hear(*_: object) -> None:
         heard.set()
