@@ -136,8 +136,9 @@ class Histories:
 
     def _portions(self, user: Tensor) -> Iterator[slice]:
         """Rows that fit the token budget together; users ascend, and so do lengths."""
-        each = self._target if self.kept else int(self.lengths.max()) + self._target
-        step = max(1, TOKENS // each)
+        past = int(self.lengths.max())
+        # Of a kept history every row copies the keys and values: about a quarter of a token.
+        step = max(1, TOKENS // (self._target + (past // 4 if self.kept else past)))
         return (slice(start, start + step) for start in range(0, len(user), step))
 
     def _history(self) -> tuple[Tensor, Layout, list[Tensor | None]]:
