@@ -63,8 +63,9 @@ def recommend_file(
 
 def _key(recommender: Recommender, source: os.stat_result, *settings: Any) -> str:
     """Of all that decides what is written."""
-    model = (len(recommender.items), recommender.config, dict(recommender.made))
-    about = repr((source.st_size, source.st_mtime_ns, model, settings))
+    model = (recommender.config, dict(recommender.made))
+    ids = recommender.items["item_id"].to_list()
+    about = repr((source.st_size, source.st_mtime_ns, model, settings, ids))
     return hashlib.sha256(about.encode()).hexdigest()[:8]
 
 

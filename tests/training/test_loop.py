@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,6 +143,15 @@ def test_minutes_are_kept_and_the_schedule_reaches_its_end(tmp_path: Path) -> No
     assert run.state.validated_step == run.state.step  # also where the time was over before
 
 
+@pytest.fixture
+def hearing() -> Iterator[None]:
+    """Ctrl-C is heard, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hearing")
 def test_resumed_is_as_if_never_stopped(tmp_path: Path) -> None:
     whole, first, second = Toy(), Toy(), Toy()
     trainer(tmp_path / "whole", whole, steps=60).train()

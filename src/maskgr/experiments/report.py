@@ -69,6 +69,12 @@ def trained(asked: Asked, data: str, name: str, settings: Sequence[str] = ()) ->
         if begun:
             command.append("--resume")
         # A process of its own: its output would mix with the table, and it may start others.
-        if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+        training = subprocess.Popen(command, stdout=sys.stderr)
+        try:
+            failed = training.wait()
+        except KeyboardInterrupt:
+            training.wait()  # it heard the same, and keeps a checkpoint
+            raise
+        if failed:
             raise RequestError(f"training for {folder} failed; the reason is above")
     return Recommender.load(folder)

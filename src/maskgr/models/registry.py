@@ -40,7 +40,8 @@ class Workspace:
 
     def require_fresh(self) -> None:
         """Nothing that took long to make is overwritten, or mixed with something else."""
-        if not self.resume and any(self.run.rglob("checkpoints")):
+        stages = (self.run, *self.run.glob("*/"))
+        if not self.resume and any((stage / "checkpoints").is_dir() for stage in stages):
             raise RequestError(
                 f"{self.run} holds a training; --resume (resume=True) goes on with it, another "
                 "folder begins a new one"

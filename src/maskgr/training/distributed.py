@@ -25,6 +25,7 @@ from typing import IO
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from maskgr.devices import pick_device
 from maskgr.errors import RequestError
@@ -89,7 +90,9 @@ def world(device: str = "auto") -> Iterator[World]:
     else:
         torch.set_num_threads(max(1, min(threads, (os.cpu_count() or 1) // here)))
     backend = "nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=PATIENCE)
+    store, rank, size = next(rendezvous("env://", timeout=MEETING))
+    store.set_timeout(PATIENCE)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     try:
         yield World(dist.get_rank(), size, chosen)
     finally:
@@ -97,8 +100,8 @@ def world(device: str = "auto") -> Iterator[World]:
         torch.set_num_threads(threads)  # what one process does after that, it does alone
 
 
-# The others wait while one encodes a catalogue or quantises; that one is lost is told by `_watch`.
-PATIENCE = timedelta(days=7)
+MEETING = timedelta(minutes=10)  # until all are there
+PATIENCE = timedelta(days=7)  # with one that encodes a catalogue or quantises
 MOST = 4  # processes that are started unasked: each has its own copy of the data
 LONG = 5.0  # minutes of training that are worth starting them
 
@@ -135,20 +138,20 @@ def companions(count: int, command: Sequence[str]) -> Iterator[None]:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     threads = max(1, (os.cpu_count() or 1) // count)
     finished, others = threading.Event(), []
-    for rank in range(1, count):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": str(threads)}
-        said = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the process lasts
-        other = subprocess.Popen(
-            command,
-            env={**os.environ, **place, **own},
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            process_group=0,  # Ctrl-C is for this process, which ends the others
-        )
-        others.append(other)
-        threading.Thread(target=_watch, args=(other, said, finished), daemon=True).start()
-    os.environ.update(place, RANK="0", LOCAL_RANK="0")
     try:
+        for rank in range(1, count):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": str(threads)}
+            said = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the process lasts
+            other = subprocess.Popen(
+                command,
+                env={**os.environ, **place, **own},
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                process_group=0,  # Ctrl-C is for this process, which ends the others
+            )
+            others.append(other)
+            threading.Thread(target=_watch, args=(other, said, finished), daemon=True).start()
+        os.environ.update(place, RANK="0", LOCAL_RANK="0")
         yield
         finished.set()
         for other in others:

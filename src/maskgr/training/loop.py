@@ -124,16 +124,16 @@ class Trainer:
             self.state = replace(self.state, total=steps)
         stream = self.batches.from_place(self.state.place)
         with _interrupts() as interrupted:
-            while not self._finished(start):
+            while not (self._finished(start) or self.world.agree(interrupted.is_set())):
                 self._step(list(islice(stream, self.config.accumulate)))
                 self._fit_schedule(time.perf_counter() - start)
                 if self._due():
                     self._validate()
                 self.state = replace(self.state, seconds=time.perf_counter() - start)
-                stop = interrupted.is_set()
-                self._checkpoint(now=stop)
-                if stop:
-                    raise KeyboardInterrupt
+                self._checkpoint()
+            if self.world.agree(interrupted.is_set()):
+                self._checkpoint(now=True)
+                raise KeyboardInterrupt
         return self._finish()
 
     def _step(self, micro: list[tuple[Place, Sequences]]) -> None:
@@ -287,7 +287,7 @@ def _interrupts() -> Iterator[threading.Event]:
     """Ctrl-C is heard between steps, where what a checkpoint says is true; a second one at once."""
     heard, before = threading.Event(), signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
-        yield heard  # not for this thread, or, as behind nohup, not for this process
+        yield heard  # not for this thread, or, as in the background, not for this process
         return
 
     def hear(*_: object) -> None:
