@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from maskgr.training.batches import Batches
 from maskgr.training.distributed import World, processes_for
 from maskgr.training.log import RunLog, read_log
 from maskgr.training.loop import Trainer
+from tests.conftest import Outcome
 
 HERE = World(0, 1, torch.device("cpu"))
 SEQUENCES = Sequences.of([[n % 5] * (1 + n % 4) for n in range(40)])
@@ -336,3 +337,18 @@ def test_how_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processes_for(1, "cpu") == 1  # not worth it
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert processes_for(90, "cpu") == 1  # torchrun has started them
+
+
+def test_a_run_is_resumed_with_the_ids_it_was_given(
+    shop: Path, tmp_path: Path, maskgr: Callable[..., Outcome]
+) -> None:
+    for seed in (0, 1):
+        words = ("sids", shop, "--out", tmp_path / f"sids{seed}", "--quantizer", "random")
+        assert maskgr(*words, "--levels", 2, "--codes", 8, "--seed", seed).code == 0
+    train, own = command(shop, tmp_path / "run"), ("--sids", tmp_path / "sids0")
+    assert maskgr(*train, *own).code == 0
+    for other in ((), ("--sids", tmp_path / "sids1")):
+        outcome = maskgr(*train, "--resume", *other)
+        assert outcome.code == 2
+        assert "was started with other --sids; use those it was started with" in outcome.err
+    assert maskgr(*train, "--resume", *own).code == 0
