@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskgr.items.catalogue import Catalogue
+from maskgr.decoding.catalogue import Catalogue
 
 EXCLUDED = 200
 SCANNED = 20  # beams that the scan is timed on

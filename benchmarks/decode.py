@@ -21,14 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maskgr.config import PRESETS, DecodingConfig
+from maskgr.config import PRESETS
 from maskgr.data.open import open_dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, leave_out
+from maskgr.decoding.catalogue import Catalogue
+from maskgr.decoding.config import DecodingConfig
+from maskgr.decoding.decoder import Decoder, Search
 from maskgr.devices import keep_freed_memory
-from maskgr.diffusion.decoding import Decoder, Search
 from maskgr.evaluation.protocol import evaluate
-from maskgr.items.catalogue import Catalogue
 from maskgr.models.maskgr import MaskGR
 from maskgr.models.network import Network
 from maskgr.recommender import Recommender

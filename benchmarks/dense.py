@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from maskgr.config import DenseConfig
 from maskgr.models.dense import DenseHead
-from maskgr.models.softmax import catalogue_cross_entropy
+from maskgr.nn.softmax import catalogue_cross_entropy
 
 ROUNDS = 3  # processes of each side at the smallest catalogue
 SECONDS = 2.0  # that a process repeats its step for

@@ -42,7 +42,7 @@ def plain_polars(folder: Path) -> None:
 
 
 def ours(folder: Path) -> None:
-    from maskgr.config import DataConfig
+    from maskgr.data.config import DataConfig
     from maskgr.data.dataset import Dataset
     from maskgr.data.splits import leave_out
 

@@ -21,8 +21,8 @@ from typing import Any
 import faiss
 import numpy as np
 
-from maskgr.config import QuantizerConfig
-from maskgr.items.quantizers import fit_quantizer
+from maskgr.sids.config import QuantizerConfig
+from maskgr.sids.quantizers import fit_quantizer
 
 
 def main() -> None:

@@ -42,10 +42,10 @@ from maskgr.devices import keep_freed_memory
 from maskgr.models.maskgr import MaskGR
 from maskgr.models.network import Part, build_network, flops_per_token
 from maskgr.models.task import Task
-from maskgr.optimizer import build_optimizer, clip_gradients
+from maskgr.nn.optimizer import build_optimizer, clip_gradients
 from maskgr.training.batches import Batches, Place
 from maskgr.training.distributed import MOST, World
-from maskgr.training.loop import _Forward
+from maskgr.training.fit import _Forward
 
 SIZES = (256, 256, 256, 256, 6)  # the paper's, with a de-duplication digit
 PADDED = 120
@@ -311,7 +311,7 @@ def random_digits(count: int) -> Tensor:
 
 
 def draw(found: dict[str, Any], file: Path) -> None:
-    from maskgr.pictures import new_figure, save_png
+    from maskgr.figures import new_figure, save_png
 
     figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from maskgr.cli import main
-
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
@@ -26,6 +24,8 @@ def maskgr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Outcome]:
     """`maskgr("data", "inspect", folder)` as typed in a shell."""
+
+    from maskgr.cli import main
 
     def run(*words: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["maskgr", *map(str, words)])

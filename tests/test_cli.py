@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 import maskgr as package
-from maskgr.console import print_json
+from maskgr.cli.console import print_json
 from tests.conftest import Outcome
 
 HEAVY = ("torch", "polars", "numpy", "faiss", "rich", "pandas", "scipy", "transformers")
@@ -84,7 +84,7 @@ def test_a_bug_is_called_a_bug(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("maskgr.demo.run_demo", broken)
+    monkeypatch.setattr("maskgr.cli.demo.run_demo", broken)
     outcome = maskgr("demo")
     assert outcome.code == 1
     assert outcome.err.startswith(

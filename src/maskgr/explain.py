@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from maskgr.config import DecodingConfig
 from maskgr.data.sequences import Sequences
-from maskgr.diffusion.beams import Step
+from maskgr.decoding.beams import Step
+from maskgr.decoding.config import DecodingConfig
 from maskgr.recommender import Recommendation, Recommender, Unknown
 
 

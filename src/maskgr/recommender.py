@@ -19,18 +19,19 @@ import polars as pl
 
 import maskgr
 from maskgr.artefact import is_artefact, read_manifest, write_folder
-from maskgr.config import DecodingConfig, TrainConfig, preset_config
+from maskgr.config import TrainConfig, preset_config
 from maskgr.data.dataset import Dataset
 from maskgr.data.ingest import codes
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out, sparsify
 from maskgr.data.tables import below, read_table
+from maskgr.decoding.config import DecodingConfig
 from maskgr.errors import ArtefactError, DataError, RequestError
-from maskgr.models.registry import Model, Ranked, Workspace, model_class
+from maskgr.models.base import Model, Ranked, Workspace, model_class
 
 if TYPE_CHECKING:
-    from maskgr.items.semantic_ids import SemanticIds
     from maskgr.models.maskgr import MaskGR
+    from maskgr.sids.semantic_ids import SemanticIds
 
 KIND, SCHEMA = "recommender", 1
 RECOMMENDER = "recommender"  # where a run folder has it

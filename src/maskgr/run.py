@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from maskgr.artefact import write_file
-from maskgr.config import DataConfig, TrainConfig
+from maskgr.config import TrainConfig
+from maskgr.data.config import DataConfig
 from maskgr.data.dataset import Dataset
 from maskgr.errors import ArtefactError, RequestError
-from maskgr.items.semantic_ids import SemanticIds
-from maskgr.models.registry import Workspace
+from maskgr.models.base import Workspace
 from maskgr.recommender import RECOMMENDER, Recommender
+from maskgr.sids.semantic_ids import SemanticIds
 
 TRAINING = "training"
 

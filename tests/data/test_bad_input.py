@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from maskgr import Dataset
-from maskgr.config import DataConfig
+from maskgr.data.config import DataConfig
 from maskgr.errors import DataError
 from tests.conftest import Outcome
 

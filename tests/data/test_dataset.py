@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskgr import Dataset
-from maskgr.config import DataConfig
+from maskgr.data.config import DataConfig
 from maskgr.errors import DataError
 
 LOG = pl.DataFrame(

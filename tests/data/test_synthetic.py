@@ -12,8 +12,8 @@ import numpy.typing as npt
 import polars as pl
 import pytest
 
-from maskgr.config import SyntheticConfig
 from maskgr.data import synthetic
+from maskgr.data.config import SyntheticConfig
 from maskgr.data.sequences import Sequences
 from maskgr.data.synthetic import Shop, generate
 from maskgr.errors import DataError

@@ -5,7 +5,8 @@ import polars as pl
 import pytest
 
 from maskgr import Dataset, Recommender
-from maskgr.config import SyntheticConfig, TrainConfig
+from maskgr.config import TrainConfig
+from maskgr.data.config import SyntheticConfig
 from maskgr.data.open import from_shop
 from maskgr.data.splits import leave_out
 from maskgr.data.synthetic import generate

@@ -11,15 +11,16 @@ import torch
 from safetensors.torch import load_file
 
 from maskgr import Dataset, Recommender
-from maskgr.config import DenseConfig, NetworkConfig, SyntheticConfig, TrainConfig
+from maskgr.config import DenseConfig, NetworkConfig, TrainConfig
+from maskgr.data.config import SyntheticConfig
 from maskgr.data.open import fetch
-from maskgr.diffusion.layout import Layout
 from maskgr.errors import RequestError
 from maskgr.models.collaborative import carry_over, fit_tokens, score_space
 from maskgr.models.maskgr import MaskGR
 from maskgr.models.network import Network
 from maskgr.models.stages import FIRST
 from maskgr.models.task import BEST
+from maskgr.nn.layout import Layout
 from maskgr.training.log import read_log
 from tests.models.test_retrieval import CONFIG
 

@@ -11,11 +11,11 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from maskgr.config import DenseConfig, NetworkConfig, ObjectiveConfig
-from maskgr.diffusion.layout import Layout
-from maskgr.diffusion.objective import masked_rows, negative_elbo
 from maskgr.errors import RequestError
 from maskgr.models.dense import DenseHead, LowRank
+from maskgr.models.maskgr.objective import masked_rows, negative_elbo
 from maskgr.models.network import Network
+from maskgr.nn.layout import Layout
 
 SIZES = (4, 3, 2)
 DIGITS = torch.tensor(list(product(range(4), range(3), range(2))))  # of 24 items

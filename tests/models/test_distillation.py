@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from maskgr import Recommender
-from maskgr.config import SyntheticConfig
+from maskgr.data.config import SyntheticConfig
 from maskgr.data.open import fetch
-from maskgr.diffusion.layout import Layout
-from maskgr.diffusion.objective import masked_loss, masked_rows
+from maskgr.decoding.catalogue import Catalogue
 from maskgr.errors import RequestError
-from maskgr.items.catalogue import Catalogue
 from maskgr.models.distillation import DenseTeacher
+from maskgr.models.maskgr.objective import masked_loss, masked_rows
 from maskgr.models.network import Network
-from maskgr.models.softmax import Bonus
+from maskgr.nn.layout import Layout
+from maskgr.nn.softmax import Bonus
 from tests.models.test_retrieval import CONFIG, PAPER
 
 SIZES = (3, 4, 2)
@@ -29,8 +29,8 @@ def test_expected_digits_by_enumeration(
     cells: int, biased: bool, copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("maskgr.models.distillation.CELLS", cells)
-    monkeypatch.setattr("maskgr.models.softmax.CELLS", cells)
-    monkeypatch.setattr("maskgr.models.softmax.ITEMS", 5)
+    monkeypatch.setattr("maskgr.nn.softmax.CELLS", cells)
+    monkeypatch.setattr("maskgr.nn.softmax.ITEMS", 5)
     rng = torch.Generator().manual_seed(0)
     codes = torch.tensor(list(product(*map(range, SIZES))))
     codes = codes[torch.randperm(len(codes), generator=rng)[:15]]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from maskgr.config import NetworkConfig
 from maskgr.data.sequences import Sequences
-from maskgr.diffusion.layout import Layout
 from maskgr.models.history import Cache, Histories
 from maskgr.models.network import Network
+from maskgr.nn.layout import Layout
 
 SIZES = (4, 3, 2)
 DIGITS = torch.tensor(list(product(range(4), range(3), range(2))))

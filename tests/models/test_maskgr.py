@@ -12,15 +12,8 @@ import numpy as np
 import pytest
 
 from maskgr import Dataset, Recommender
-from maskgr.config import (
-    PRESETS,
-    LoopConfig,
-    NetworkConfig,
-    ObjectiveConfig,
-    QuantizerConfig,
-    SyntheticConfig,
-    TrainConfig,
-)
+from maskgr.config import PRESETS, LoopConfig, NetworkConfig, ObjectiveConfig, TrainConfig
+from maskgr.data.config import SyntheticConfig
 from maskgr.data.open import fetch
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out
@@ -28,6 +21,7 @@ from maskgr.errors import RequestError
 from maskgr.evaluation.protocol import evaluate
 from maskgr.explain import explain
 from maskgr.models.maskgr import MaskGR
+from maskgr.sids.config import QuantizerConfig
 from tests.conftest import Outcome
 
 ITEMS = 40

@@ -9,13 +9,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from maskgr.config import DenseConfig, NetworkConfig
-from maskgr.diffusion.layout import Layout
-from maskgr.diffusion.noise import Noise
-from maskgr.diffusion.objective import masked_loss, masked_rows
-from maskgr.items.catalogue import Catalogue
+from maskgr.decoding.catalogue import Catalogue
 from maskgr.models.causal import repeat_runs
 from maskgr.models.distillation import DenseTeacher
+from maskgr.models.maskgr.noise import Noise
+from maskgr.models.maskgr.objective import masked_loss, masked_rows
 from maskgr.models.network import Network, Part, flops_per_token
+from maskgr.nn.layout import Layout
 
 SIZES = (5, 4, 2)
 

@@ -14,21 +14,15 @@ import pytest
 import torch
 
 from maskgr import Dataset, Recommender
-from maskgr.config import (
-    DenseConfig,
-    LoopConfig,
-    NetworkConfig,
-    ObjectiveConfig,
-    QuantizerConfig,
-    SyntheticConfig,
-    TrainConfig,
-)
+from maskgr.config import DenseConfig, LoopConfig, NetworkConfig, ObjectiveConfig, TrainConfig
+from maskgr.data.config import SyntheticConfig
 from maskgr.data.open import fetch
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out
-from maskgr.diffusion.layout import Layout
 from maskgr.errors import DataError, RequestError
 from maskgr.models.maskgr import MaskGR
+from maskgr.nn.layout import Layout
+from maskgr.sids.config import QuantizerConfig
 from tests.conftest import Outcome
 
 ITEMS = 40

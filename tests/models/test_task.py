@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from maskgr import Recommender
-from maskgr.config import ObjectiveConfig, SyntheticConfig, TrainConfig
+from maskgr.config import ObjectiveConfig, TrainConfig
+from maskgr.data.config import SyntheticConfig
 from maskgr.data.open import fetch
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split

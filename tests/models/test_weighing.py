@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maskgr import Recommender
-from maskgr.config import SyntheticConfig
+from maskgr.data.config import SyntheticConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.open import fetch
 from maskgr.data.splits import Split, leave_out

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from maskgr.artefact import is_artefact, read_manifest, write_folder
-from maskgr.config import DataConfig
+from maskgr.data.config import DataConfig
 from maskgr.data.ingest import Ingested, ingest
 from maskgr.data.problems import Problem, Problems
 from maskgr.data.sequences import Sequences

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from maskgr.config import DataConfig
+from maskgr.data.config import DataConfig
 from maskgr.data.embeddings import align_embeddings
 from maskgr.data.problems import Problems, count
 from maskgr.data.sequences import Sequences

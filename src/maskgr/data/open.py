@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from maskgr.artefact import is_artefact, read_manifest
-from maskgr.config import DataConfig, SyntheticConfig
+from maskgr.data.config import DataConfig, SyntheticConfig
 from maskgr.data.dataset import KIND, SCHEMA, Dataset
 from maskgr.data.download import cache_folder
 from maskgr.data.inspect import Inspection, inspect_dataset

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from maskgr.config import SyntheticConfig
+from maskgr.data.config import SyntheticConfig
 from maskgr.data.sequences import Sequences
 from maskgr.data.vocabulary import (
     BRANDS,

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from maskgr.config import DecodingConfig
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout
 from maskgr.data.synthetic import Shop
+from maskgr.decoding.config import DecodingConfig
 from maskgr.errors import RequestError
 from maskgr.evaluation.metrics import Mean, metrics, top_items
 from maskgr.recommender import Recommender

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from maskgr.config import TrainConfig
-from maskgr.diffusion.layout import Layout
 from maskgr.errors import RequestError
-from maskgr.models.transformer import causal_mask
+from maskgr.nn.layout import Layout
+from maskgr.nn.transformer import causal_mask
 
 
 def check_copies(config: TrainConfig) -> None:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from maskgr.config import TrainConfig
-from maskgr.diffusion.objective import Lesson
+from maskgr.decoding.catalogue import Catalogue
 from maskgr.errors import RequestError
-from maskgr.items.catalogue import Catalogue
-from maskgr.models.softmax import Bonus, Expected, expectations
+from maskgr.models.maskgr.objective import Lesson
+from maskgr.nn.softmax import Bonus, Expected, expectations
 
 CELLS = 2**22  # entries of vectors that exist at a time
 

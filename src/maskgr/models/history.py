@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from maskgr.data.sequences import Sequences
-from maskgr.diffusion.layout import Layout
 from maskgr.models.causal import history_layout
 from maskgr.models.network import Network
-from maskgr.models.transformer import Tap, causal_mask
+from maskgr.nn.layout import Layout
+from maskgr.nn.transformer import Tap, causal_mask
 
 Cache = Literal["off", "frozen"]
 TOKENS = 65_536  # that go through the network at once
@@ -56,7 +56,7 @@ class _Recall:
 
 
 class Histories:
-    """A batch of users' histories, shortest first, as a `maskgr.diffusion.denoiser.Denoiser`."""
+    """A batch of users' histories, shortest first, as a `maskgr.decoding.denoiser.Denoiser`."""
 
     def __init__(
         self, network: Network, histories: Sequences, digits: Tensor, *, items: int, cache: Cache

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maskgr.config import DenseConfig, NetworkConfig, ObjectiveConfig, TrainConfig
-from maskgr.diffusion.layout import Layout
-from maskgr.diffusion.noise import Noise, draw_item_noise, draw_noise
-from maskgr.diffusion.objective import States
 from maskgr.errors import ArtefactError, RequestError
-from maskgr.items.semantic_ids import SemanticIds
 from maskgr.models.causal import Copies, Past, Remembered
 from maskgr.models.dense import DenseHead, ItemVectors, check_dense
-from maskgr.models.transformer import Dropout, Encoder, Memory, Tap, isolated_mask
+from maskgr.models.maskgr.noise import Noise, draw_item_noise, draw_noise
+from maskgr.models.maskgr.objective import States
+from maskgr.nn.layout import Layout
+from maskgr.nn.transformer import Dropout, Encoder, Memory, Tap, isolated_mask
+from maskgr.sids.semantic_ids import SemanticIds
 
 Part = Literal["dense", "digits"]  # of a causal network, that can be trained alone
 

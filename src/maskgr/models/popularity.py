@@ -11,12 +11,13 @@ import numpy.typing as npt
 import polars as pl
 from safetensors.numpy import load_file, save_file
 
-from maskgr.config import DecodingConfig, TrainConfig
+from maskgr.config import TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split
+from maskgr.decoding.config import DecodingConfig
 from maskgr.errors import RequestError
-from maskgr.models.registry import Ranked, Workspace
+from maskgr.models.base import Ranked, Workspace
 
 CHUNK = 4096  # users at once, so that memory does not grow with their number
 

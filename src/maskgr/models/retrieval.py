@@ -1,6 +1,6 @@
 """Four ways from a history to ranked items (paper, sections 3.2 and 3.3).
 
-- `generative`: beam search over the digits (`maskgr.diffusion.decoding`).
+- `generative`: beam search over the digits (`maskgr.decoding.decoder`).
 - `dense`: the items whose vectors have the largest product with the predicted one.
 - `unified`: the beams of the search, ranked anew by the dense score.
 - `fused`: what either finds, ranked by dense + weight × generative log-probability.
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from maskgr.data.sequences import Sequences
-from maskgr.diffusion.decoding import Decoder, Ranking, Search
-from maskgr.items.catalogue import Exclusions
+from maskgr.decoding.catalogue import Exclusions
+from maskgr.decoding.decoder import Decoder, Ranking, Search
 from maskgr.models.followers import Followers
 from maskgr.models.history import Histories
-from maskgr.models.nearest import Lifted, Nearest
 from maskgr.models.network import Network
-from maskgr.models.softmax import Bonus, log_normaliser
+from maskgr.nn.nearest import Lifted, Nearest
+from maskgr.nn.softmax import Bonus, log_normaliser
 
 
 @dataclass(frozen=True)

@@ -20,20 +20,20 @@ from maskgr.config import LoopConfig, TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.splits import Split
 from maskgr.errors import ArtefactError, RequestError
-from maskgr.items.semantic_ids import SemanticIds
+from maskgr.models.base import Workspace
 from maskgr.models.causal import check_copies
 from maskgr.models.collaborative import carry_over, check_collaborative, score_space
 from maskgr.models.distillation import check_distillation
 from maskgr.models.followers import Followers
 from maskgr.models.network import Part, build_network, flops_per_token, load_network
-from maskgr.models.registry import Workspace
 from maskgr.models.task import BEST, Task
 from maskgr.models.weighing import weigh
+from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.batches import Batches, by_length
 from maskgr.training.distributed import World, world
+from maskgr.training.fit import Trainer
 from maskgr.training.log import RunLog
-from maskgr.training.loop import Trainer
-from maskgr.training.picture import draw
+from maskgr.training.plot import draw
 
 if TYPE_CHECKING:
     from maskgr.models.maskgr import MaskGR

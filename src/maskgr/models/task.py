@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from maskgr.artefact import write_file
-from maskgr.config import DecodingConfig
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split
-from maskgr.diffusion.layout import Layout
-from maskgr.diffusion.noise import Noise
-from maskgr.diffusion.objective import masked_loss, masked_rows, negative_elbo, validation_bound
+from maskgr.decoding.config import DecodingConfig
 from maskgr.evaluation.metrics import recall
 from maskgr.models.causal import repeat_runs
 from maskgr.models.distillation import DenseTeacher
+from maskgr.models.maskgr.noise import Noise
+from maskgr.models.maskgr.objective import masked_loss, masked_rows, negative_elbo, validation_bound
 from maskgr.models.network import Part, load_network, save_network
-from maskgr.models.softmax import (
+from maskgr.nn.layout import Layout
+from maskgr.nn.softmax import (
     Bonus,
     NegativeSampler,
     catalogue_cross_entropy,
@@ -54,7 +54,7 @@ class Piece:
 
 @dataclass(eq=False)
 class Task:
-    """What the training loop asks of MaskGR (see `maskgr.training.loop.Task`)."""
+    """What the training loop asks of MaskGR (see `maskgr.training.fit.Task`)."""
 
     model: MaskGR
     split: Split

@@ -17,7 +17,7 @@ from torch import Tensor
 from maskgr.artefact import write_file
 
 if TYPE_CHECKING:
-    from maskgr.training.loop import State
+    from maskgr.training.fit import State
 
 COLUMNS = (
     "step", "epoch", "seconds", "tokens", "loss", "learning_rate", "gradient_norm",

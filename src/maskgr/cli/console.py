@@ -1,0 +1,204 @@
+"""What the command prints: JSON for programs, tables for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from maskgr.data.dataset import Dataset
+    from maskgr.evaluation.metrics import Mean
+    from maskgr.evaluation.protocol import Evaluation
+    from maskgr.explain import Explanation
+    from maskgr.recommender import Recommendation, Recommender
+    from maskgr.sids.report import Portrait, Report
+
+
+def print_json(value: Any) -> None:
+    """Numbers stay numbers; what JSON has no word for (dates, decimals) becomes text, and a number
+    that is none is null."""
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(own) for key, own in value.items()}
+    return [_finite(own) for own in value] if isinstance(value, list | tuple) else value
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None
+) -> None:
+    """Text columns to the left, numbers to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for place, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_shown(cell)) for cell in row))
+    Console().print(table)
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Two columns: what, and how much."""
+    print_table(("", ""), [(name, _shown(value)) for name, value in facts.items()])
+
+
+def show_notes(dataset: Dataset) -> None:
+    for note in dataset.notes:
+        print(f"{note.severity}: {note}", file=sys.stderr)
+
+
+def show_inspection(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+        return
+    lengths, span = report["lengths"], report["time_span"]
+    facts = {name: report[name] for name in ("users", "items", "interactions")}
+    if lengths:
+        facts["items a user"] = ", ".join(f"{name} {value:g}" for name, value in lengths.items())
+        facts["sparsity"] = f"{1 - report['density']:.3%} of user-item pairs never occur"
+        facts["repeats"] = f"{report['repeats']:.2%} of events"
+        facts["time span"] = f"{span['first']} to {span['last']}" if span else "no timestamps"
+        facts["item text"] = (
+            ", ".join(f"{name} {share:.1%}" for name, share in report["text"].items()) or "none"
+        )
+        vectors = report["embeddings"]
+        facts["embeddings"] = (
+            f"{vectors['rows']:,} x {vectors['dimensions']}, {vectors['type']}"
+            if vectors
+            else "none"
+        )
+    print_facts(facts)
+    for problem in report["problems"]:
+        print(f"{problem['severity']}: {problem['message']}; {problem['fix']}")
+    if not report["problems"]:
+        print("no problems found")
+
+
+def described(recommender: Recommender, found: list[Recommendation]) -> list[dict[str, Any]]:
+    """Recommendations as rows: item_id, score, and the item's text columns."""
+    import polars as pl
+
+    ids = pl.Series("item_id", [r.item_id for r in found], dtype=recommender.items["item_id"].dtype)
+    scored = pl.DataFrame([ids, pl.Series("score", [r.score for r in found], dtype=pl.Float64)])
+    scored = scored.with_columns(pl.col("score").replace([float("-inf")], None))
+    rows = scored.join(recommender.items, on="item_id", how="left", maintain_order="left")
+    return rows.to_dicts()
+
+
+def show_recommendations(rows: list[dict[str, Any]]) -> None:
+    """The score and the first text column, which is nearly always the title."""
+    label = next((name for name in list(rows[0])[2:]), None) if rows else None
+    columns = ["item_id", "score", *([label] if label else [])]
+    print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+def show_explanation(recommender: Recommender, found: Explanation, most: int = 5) -> None:
+    """The best beams after each step, then what they became."""
+    for number, step in enumerate(found.steps, 1):
+        rows = [
+            (
+                " ".join("·" if digit is None else str(digit) for digit in beam.digits),
+                ", ".join(
+                    f"digit {r.level + 1} = {r.code} ({r.probability:.1%})" for r in beam.revealed
+                ),
+                round(beam.score, 3),
+                beam.remaining,
+            )
+            for beam in step[:most]
+        ]
+        print_table(["digits", "revealed", "score", "items left"], rows, title=f"step {number}")
+        print()
+    show_recommendations(described(recommender, list(found.results)))
+
+
+def show_evaluation(model: str, split: str, result: Evaluation) -> None:
+    """A row a protocol, as percentages with their confidence intervals."""
+    names = list(next(iter(result.metrics.values())))
+    rows = []
+    for protocol, values in result.metrics.items():
+        rows.append([model, protocol, *(_percent(values[name]) for name in names)])
+        if result.oracle:
+            best = result.oracle[protocol]
+            shares = (values[n].mean / best[n].mean if best[n].mean else 0.0 for n in names)
+            rows.append(["oracle", protocol, *(_percent(best[n]) for n in names)])
+            rows.append(["of oracle", protocol, *(f"{s:.0%}" for s in shares)])
+    title = f"{split}: {result.users:,} users, {result.users_per_second:,.0f} users/s, in percent"
+    print_table(["", "protocol", *names], rows, title=title)
+    if result.invalid_share:
+        print(f"{result.invalid_share:.2%} of the beams ended as no item")
+
+
+def _percent(value: Mean) -> str:
+    return f"{100 * value.mean:.2f} ± {50 * (value.high - value.low):.2f}"
+
+
+def show_report(report: Report) -> None:
+    """Are these semantic IDs good?"""
+    rows = [
+        (
+            "appended" if level.appended else str(place),
+            level.codes,
+            level.codes_used,
+            round(level.perplexity, 1),
+            "-" if level.appended else f"{level.reconstruction_error:.4f}",
+        )
+        for place, level in enumerate(report.levels, 1)
+    ]
+    columns = ["level", "codes", "used", "perplexity", "reconstruction error"]
+    print_table(columns, rows, title=f"{report.items:,} items")
+    rise = report.error_after / report.error_before - 1 if report.error_before else 0.0
+    facts = {
+        "unique before": f"{report.unique_share_before:.2%} of items, largest collision "
+        f"{report.largest_collision}",
+        "unique after": f"{report.unique_share_after:.2%} of items, error {rise:+.2%}",
+    }
+    for seen in report.agreement:
+        within = ((seen.same_first_digit, "first digit"), (seen.same_first_two, "first two"))
+        facts[f"same {seen.column}"] = f"{seen.chance:.2%} of all pairs" + "".join(
+            f", {share:.1%} with the same {what}" for share, what in within if share is not None
+        )
+    print_facts(facts)
+
+
+def show_portrait(portrait: Portrait) -> None:
+    """One item's digits, prefixes and neighbours."""
+    print_facts({**portrait.item, "digits": "-".join(map(str, portrait.digits))})
+    prefixes = [
+        (
+            "-".join(map(str, prefix.digits)),
+            prefix.items,
+            ", ".join(f"{word} {share:.0%}" for word, share in prefix.words),
+        )
+        for prefix in portrait.prefixes
+    ]
+    print()
+    print_table(["prefix", "items", "in common"], prefixes)
+    print()
+    if portrait.neighbours:
+        names = list(portrait.neighbours[0])
+        rows = [
+            ["-".join(map(str, n["digits"])) if name == "digits" else n[name] for name in names]
+            for n in portrait.neighbours
+        ]
+        print_table(names, rows, title="nearest by embedding")
+
+
+def _shown(cell: Any) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

@@ -1,0 +1,153 @@
+"""Ancestral sampling: plain masked diffusion, noise level by noise level (paper, Section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maskgr.decoding.catalogue import Catalogue, Exclusions
+from maskgr.decoding.denoiser import (
+    Denoiser,
+    Rules,
+    Targets,
+    allowed_codes,
+    blank,
+    first_log_probs,
+    next_log_probs,
+    require_fit,
+)
+from maskgr.errors import RequestError
+from maskgr.models.maskgr.noise import reverse_step
+
+CELLS = 2**23  # (rows × positions × codes) drawn from at once: bounds memory
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Draws for each user."""
+
+    digits: Tensor  # (users, count, k, m) int64
+    items: Tensor  # (users, count, k) int64; -1 where no item has the digits
+    """Of several items with the same digits, one by chance."""
+
+
+def sample(
+    denoiser: Denoiser,
+    catalogue: Catalogue,
+    *,
+    count: int,
+    steps: int,
+    temperature: float,
+    generator: torch.Generator,
+    constrained: bool = True,
+    excluded: Exclusions | None = None,
+) -> Samples:
+    """`count` independent draws a user; the noise falls from 1 to 0 in `steps` equal steps.
+
+    From noise t to s each masked digit is revealed with probability 1 - s/t, with a code drawn
+    from p^(1/temperature). Items of a session are drawn each by itself and may repeat.
+    """
+    _require(denoiser, catalogue, count, steps, temperature, excluded)
+    user = torch.arange(denoiser.users, device=catalogue.device).repeat_interleave(count)
+    target = blank(user, denoiser.items, catalogue.levels)
+    limits = catalogue if constrained else None
+    drawing = _Drawing(denoiser, denoiser.first(), catalogue, limits, excluded, temperature)
+    possible = drawing.possible(target).view(-1, 1, 1)
+    for number in range(steps):
+        t, s = (steps - number) / steps, (steps - number - 1) / steps
+        masked = ~target.revealed
+        now = masked & ~reverse_step(masked, s, t, generator) & possible
+        drawing.reveal(target, now, generator)
+    shape = (denoiser.users, count, denoiser.items)
+    items = drawing.items(target, generator).view(shape)
+    return Samples(target.digits.view(*shape, -1), items)
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawing:
+    denoiser: Denoiser
+    first: Sequence[Tensor]
+    catalogue: Catalogue
+    limits: Catalogue | None  # what draws are constrained to
+    excluded: Exclusions | None
+    temperature: float
+
+    def possible(self, target: Targets) -> Tensor:
+        """(rows,) bool: whether any item is left for the row's user."""
+        digits, revealed = target.digits[:, 0], target.revealed[:, 0]
+        own = None if self.excluded is None else self.excluded[target.user]
+        left = self.catalogue.counts(digits, revealed, own) > 0
+        return left if self.limits is not None else torch.ones_like(left)
+
+    def reveal(self, target: Targets, now: Tensor, generator: torch.Generator) -> None:
+        """Draws the digits `now` (rows, items, m) of the targets, in place."""
+        raw = Rules(self.catalogue, constrained=False, renormalise=None, excluded=None)
+        wanted = now.flatten(1).any(dim=1)
+        fresh = ~target.revealed.flatten(1).any(dim=1)
+        size = max(1, CELLS // (now[0].numel() * max(self.catalogue.codebook_sizes)))
+        for some in ((wanted & fresh).nonzero(), (wanted & ~fresh).nonzero()):
+            for rows in torch.split(some.squeeze(1), size):
+                part = Targets(target.user[rows], target.digits[rows], target.revealed[rows])
+                if not len(rows):
+                    continue
+                if fresh[rows[0]]:
+                    log_probs = first_log_probs(self.first, raw, part)
+                else:
+                    log_probs = next_log_probs(self.denoiser, raw, part, now[rows])
+                self._draw(log_probs, part, now[rows], generator)
+                target.digits[rows], target.revealed[rows] = part.digits, part.revealed
+
+    def _draw(
+        self, log_probs: Tensor, target: Targets, now: Tensor, generator: torch.Generator
+    ) -> None:
+        """One digit after the other, each from the codes that go with those before it.
+
+        The model gives the digits of one step independently; without this their combination could
+        be no item's.
+        """
+        for place, level in now.any(dim=0).nonzero().tolist():
+            rows = now[:, place, level].nonzero().squeeze(1)
+            size = self.catalogue.codebook_sizes[level]
+            logits = log_probs[rows, place, level, :size]
+            if self.limits is not None:
+                item = Targets(
+                    target.user[rows], target.digits[rows, place], target.revealed[rows, place]
+                )
+                codes = allowed_codes(self.limits, level, item, self.excluded)
+                logits = logits.masked_fill(~codes, -torch.inf)
+            # Less the largest first: a low temperature must not overflow.
+            logits = (logits - logits.amax(dim=1, keepdim=True)) / self.temperature
+            drawn = torch.multinomial(logits.softmax(dim=1), 1, generator=generator)
+            target.digits[rows, place, level] = drawn.squeeze(1)
+            target.revealed[rows, place, level] = True
+
+    def items(self, target: Targets, generator: torch.Generator) -> Tensor:
+        """(rows × items of a target,) one by chance of those with the digits; -1 if none has."""
+        digits = target.digits.flatten(0, 1)
+        own = None
+        if self.excluded is not None:
+            own = self.excluded[target.user.repeat_interleave(target.digits.shape[1])]
+        values, offsets = self.catalogue.items(digits, torch.ones_like(digits).bool(), own)
+        counts = offsets.diff()
+        chance = torch.rand(len(digits), generator=generator, device=generator.device)
+        place = offsets[:-1] + (chance * counts).long().clamp(max=counts - 1)
+        found = torch.cat([values, values.new_full((1,), -1)])
+        return torch.where(counts > 0, found[place.clamp(min=0)], -1)
+
+
+def _require(
+    denoiser: Denoiser,
+    catalogue: Catalogue,
+    count: int,
+    steps: int,
+    temperature: float,
+    excluded: Exclusions | None,
+) -> None:
+    require_fit(denoiser, catalogue, excluded)
+    if count < 1 or steps < 1:
+        raise RequestError(f"{count} samples in {steps} steps; give at least 1 of each")
+    if not temperature > 0:
+        raise RequestError(f"temperature {temperature} cannot be drawn at; give one above 0")

@@ -1,0 +1,116 @@
+"""Recommendations for a file of histories: streamed, and resumed where it was interrupted.
+
+In: JSONL, a line a user: {"user_id": ..., "history": [item, ...]} (oldest first), gzipped or not.
+Out: JSONL in the same order: {"user_id": ..., "items": [...], "scores": [...]}. Until all is done
+the lines are in OUTPUT.KEY.part, and the same command goes on from there: the key tells it from
+other models, settings and inputs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from maskgr.artefact import sync
+from maskgr.decoding.config import DecodingConfig
+from maskgr.errors import DataError
+from maskgr.recommender import Recommender, Unknown
+
+CHUNK = 1024  # users at once: what an interruption costs
+
+
+def recommend_file(
+    recommender: Recommender,
+    source: Path,
+    target: Path,
+    top: int,
+    *,
+    exclude_seen: bool | None = None,
+    unknown: Unknown = "raise",
+    decoding: DecodingConfig | None = None,
+) -> int:
+    """Writes `target`; returns the number of users."""
+    if not source.is_file():
+        raise DataError(f"there is no file {source}; check the path")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    about = (source.stat(), top, exclude_seen, unknown, decoding)
+    part = target.with_name(f"{target.name}.{_key(recommender, *about)}.part")
+    done = _finished_lines(part)
+    users = _users(source)
+    for _ in islice(users, done):
+        pass
+    with part.open("a", encoding="utf-8") as out:
+        while chunk := list(islice(users, CHUNK)):
+            answers = recommender.recommend(
+                [history for _, history in chunk],
+                top,
+                exclude_seen=exclude_seen,
+                unknown=unknown,
+                decoding=decoding,
+            )
+            _write(out, chunk, answers)
+            done += len(chunk)
+    sync(part)
+    os.replace(part, target)
+    return done
+
+
+def _key(recommender: Recommender, source: os.stat_result, *settings: Any) -> str:
+    """Of all that decides what is written."""
+    model = (recommender.config, dict(recommender.made))
+    ids = recommender.items["item_id"].to_list()
+    about = repr((source.st_size, source.st_mtime_ns, model, settings, ids))
+    return hashlib.sha256(about.encode()).hexdigest()[:8]
+
+
+def _write(out: TextIO, chunk: list[tuple[Any, list[Any]]], answers: list[Any]) -> None:
+    for (user, _), found in zip(chunk, answers, strict=True):
+        row = {
+            "user_id": user,
+            "items": [r.item_id for r in found],
+            "scores": [round(r.score, 5) for r in found],
+        }
+        out.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+    out.flush()
+
+
+def _users(source: Path) -> Iterator[tuple[Any, list[Any]]]:
+    opener = gzip.open if source.suffix == ".gz" else open
+    with opener(source, "rt", encoding="utf-8") as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _user(line, source, number)
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise DataError(f"cannot read {source}: {error}; write it again") from error
+
+
+def _user(line: str, source: Path, number: int) -> tuple[Any, list[Any]]:
+    try:
+        row = json.loads(line)
+        user, history = row["user_id"], row["history"]
+    except (ValueError, KeyError, TypeError):
+        raise DataError(
+            f'{source}, line {number} is not {{"user_id": ..., "history": [...]}}; mend it'
+        ) from None
+    if not isinstance(history, list):
+        raise DataError(f"{source}, line {number}: history is no list of items; mend it")
+    return user, history
+
+
+def _finished_lines(part: Path) -> int:
+    """Lines that are whole; one that was cut off by a kill is taken back."""
+    if not part.exists():
+        return 0
+    content = part.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with part.open("r+b") as file:
+            file.truncate(whole)
+    return content[:whole].count(b"\n")

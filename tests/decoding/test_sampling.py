@@ -1,0 +1,135 @@
+"""Ancestral sampling against the exact distribution, summed over all that can happen."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from itertools import product
+
+import pytest
+import torch
+
+from maskgr.decoding import sampling as sampling_module
+from maskgr.decoding.sampling import Samples, sample
+from maskgr.errors import RequestError
+from tests.decoding.toy import Toy, consistent, excluding, index
+
+SIZES = (2, 3)
+DIGITS = [[0, 0], [0, 2], [1, 1], [1, 2], [1, 2]]
+DRAWS = 20_000
+
+
+def draw(toy: Toy, steps: int, seed: int = 0, **options: object) -> Samples:
+    given = {"count": DRAWS, "temperature": 1.0, "constrained": True, **options}
+    return sample(
+        toy,
+        index(DIGITS, SIZES),
+        steps=steps,
+        generator=torch.Generator().manual_seed(seed),
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def exact(
+    toy: Toy, user: int, digits: list[list[int]], steps: int, temperature: float, constrained: bool
+) -> dict[tuple[int | None, ...], float]:
+    """The probability of each tuple of digits."""
+    items = [tuple(own) for own in digits]
+    states: dict[tuple[int | None, ...], float] = {(None, None): 1.0}
+    for number in range(steps):
+        t, s = 1 - number / steps, 1 - (number + 1) / steps
+        after: dict[tuple[int | None, ...], float] = defaultdict(float)
+        for (state, chance), now in product(states.items(), product([True, False], repeat=2)):
+            if any(n and d is not None for n, d in zip(now, state, strict=True)):
+                continue
+            for n, d in zip(now, state, strict=True):
+                if d is None:
+                    chance *= 1 - s / t if n else s / t
+            values = toy.at(user, state)
+            paths = [(state, chance)]
+            for level in range(2):
+                if not now[level]:
+                    continue
+                grown = []
+                for known, p in paths:
+                    codes = list(range(SIZES[level]))
+                    if constrained:
+                        codes = sorted({own[level] for own in consistent(items, known)})
+                    weights = [math.exp(float(values[level][c]) / temperature) for c in codes]
+                    for code, weight in zip(codes, weights, strict=True):
+                        filled = (*known[:level], code, *known[level + 1 :])
+                        grown.append((filled, p * weight / sum(weights)))
+                paths = grown
+            for known, p in paths:
+                after[known] += p
+        states = after
+    return {state: p for state, p in states.items() if p > 0}
+
+
+@pytest.mark.parametrize("constrained", [True, False])
+@pytest.mark.parametrize(("steps", "temperature"), [(1, 1.0), (2, 1.0), (5, 0.5), (3, 3.0)])
+def test_frequencies(steps: int, temperature: float, constrained: bool) -> None:
+    toy = Toy(SIZES)
+    found = draw(toy, steps, temperature=temperature, constrained=constrained)
+    for user in range(toy.users):
+        expected = exact(toy, user, DIGITS, steps, temperature, constrained)
+        assert sum(expected.values()) == pytest.approx(1)
+        counts = Counter(tuple(own) for own in found.digits[user, :, 0].tolist())
+        assert set(counts) <= set(expected)
+        for state, p in expected.items():
+            assert abs(counts[state] - DRAWS * p) <= 4 * math.sqrt(DRAWS * p * (1 - p)) + 1
+
+
+def test_every_draw_is_an_item() -> None:
+    for steps in (1, 2, 3):
+        found = draw(Toy(SIZES), steps)
+        assert (found.items >= 0).all()
+        assert torch.equal(torch.tensor(DIGITS)[found.items], found.digits)
+        assert set(found.items.flatten().tolist()) == {0, 1, 2, 3, 4}  # also 3 and 4, equal digits
+    free = draw(Toy(SIZES), 2, constrained=False)
+    real = [list(own) in DIGITS for own in free.digits.view(-1, 2).tolist()]
+    assert (free.items.flatten() >= 0).tolist() == real
+    assert not all(real)
+
+
+def test_excluded_items_are_not_drawn() -> None:
+    toy, catalogue = Toy(SIZES, users=3), index(DIGITS, SIZES)
+    seen = excluding(catalogue, [[0, 3], [0, 1, 2, 3, 4], []])
+    found = draw(toy, 2, count=500, excluded=seen)
+    drawn = [set(own) for own in found.items.flatten(1).tolist()]
+    assert drawn == [{1, 2, 4}, {-1}, {0, 1, 2, 3, 4}]
+
+
+def test_low_temperature_takes_the_most_likely() -> None:
+    toy = Toy(SIZES)
+    found = draw(toy, 1, count=50, temperature=1e-12, constrained=False)
+    first = [level.argmax(dim=2) for level in toy.first()]  # (users, 1)
+    expected = torch.stack(first, dim=2).unsqueeze(1).expand(-1, 50, -1, -1)
+    assert torch.equal(found.digits, expected)
+
+
+def test_sessions_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Toy(SIZES, items=2)
+    found = draw(toy, 3, count=40)
+    assert found.items.shape == (2, 40, 2)
+    assert torch.equal(torch.tensor(DIGITS)[found.items], found.digits)
+    assert torch.equal(draw(toy, 3, count=40).digits, found.digits)
+    assert not torch.equal(draw(toy, 3, seed=1, count=40).digits, found.digits)
+    monkeypatch.setattr(sampling_module, "CELLS", 1)
+    assert torch.equal(
+        torch.tensor(DIGITS)[draw(toy, 3, count=40).items], draw(toy, 3, count=40).digits
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "5 samples in 0 steps; give at least 1 of each"),
+        ({"steps": 2, "count": 0}, "0 samples in 2 steps"),
+        ({"steps": 2, "temperature": 0.0}, "temperature 0.0 cannot be drawn at"),
+        ({"steps": 2, "temperature": math.nan}, "temperature nan cannot be drawn at"),
+    ],
+)
+def test_impossible_requests(options: dict[str, float], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        draw(Toy(SIZES), **{"count": 5, **options})  # type: ignore[arg-type]

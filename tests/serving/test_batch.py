@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from maskgr import Dataset, Recommender, batch
+from maskgr.config import TrainConfig
+from maskgr.errors import DataError, RequestError
+from maskgr.serving.batch import recommend_file
+
+
+@pytest.fixture
+def recommender() -> Recommender:
+    log = [("u", item, n) for n, item in enumerate("abcdef")]
+    frame = pl.DataFrame(log, schema=["user_id", "item_id", "position"], orient="row")
+    return Recommender.train(Dataset.from_frames(frame), config=TrainConfig(model="popularity"))
+
+
+def write(file: Path, users: int) -> None:
+    rows = [{"user_id": f"u{n}", "history": ["abcdef"[n % 6]]} for n in range(users)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_one_line_a_user_in_order(recommender: Recommender, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", 30)
+    done = recommend_file(recommender, tmp_path / "in.jsonl", tmp_path / "out" / "o.jsonl", 2)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "o.jsonl").read_text().splitlines()]
+    assert done == len(rows) == 30
+    assert [row["user_id"] for row in rows] == [f"u{n}" for n in range(30)]
+    for row, item in zip(rows, "abcdef" * 5, strict=True):
+        assert row["items"] == [r.item_id for r in recommender.recommend([item], 2)]
+        assert len(row["scores"]) == 2
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["o.jsonl"]
+
+
+def test_interrupted_it_goes_on(
+    recommender: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "CHUNK", 10)
+    source, whole, target = (tmp_path / name for name in ("in.jsonl", "whole", "out"))
+    write(source, 45)
+    recommend_file(recommender, source, whole, 3)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    # Killed in the middle of line 23.
+    killed = b"".join(lines[:22]) + lines[22][:7]
+    monkeypatch.setattr(batch, "_write", lambda *_: sys.exit(1))
+    with pytest.raises(SystemExit):
+        recommend_file(recommender, source, target, 3)
+    monkeypatch.undo()
+    (part,) = tmp_path.glob("out.*.part")
+    part.write_bytes(killed)
+    # Asked otherwise, or for others, it goes on with nothing of that.
+    assert recommend_file(recommender, source, tmp_path / "out", 2) == 45
+    assert all(len(json.loads(line)["items"]) == 2 for line in target.read_text().splitlines())
+    assert part.read_bytes() == killed
+    assert recommend_file(recommender, source, target, 3) == 45
+    assert target.read_bytes() == whole.read_bytes()
+    assert not part.exists()
+
+
+def test_gzip(recommender: Recommender, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", 3)
+    packed = tmp_path / "in.jsonl.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "in.jsonl").read_bytes()))
+    assert recommend_file(recommender, packed, tmp_path / "o", 1) == 3
+    packed.write_bytes(packed.read_bytes()[:-12])
+    with pytest.raises(DataError, match=r"cannot read .*in\.jsonl\.gz"):
+        recommend_file(recommender, packed, tmp_path / "p", 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("nonsense", r"line 2 is not \{\"user_id\""),
+        ('{"user_id": 1}', "line 2 is not"),
+        ("[1, 2]", "line 2 is not"),
+        ('{"user_id": 1, "history": "a"}', "line 2: history is no list"),
+    ],
+)
+def test_bad_lines_are_named(
+    recommender: Recommender, tmp_path: Path, line: str, expected: str
+) -> None:
+    good = '{"user_id": 1, "history": ["a"]}\n'
+    (tmp_path / "in").write_text(good + line + "\n")
+    with pytest.raises(DataError, match=expected):
+        recommend_file(recommender, tmp_path / "in", tmp_path / "out", 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_file_and_unknown_items(recommender: Recommender, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no file"):
+        recommend_file(recommender, tmp_path / "nothing", tmp_path / "out", 1)
+    (tmp_path / "in").write_text('{"user_id": 1, "history": ["ghost"]}\n')
+    with pytest.raises(RequestError, match="item 'ghost'"):
+        recommend_file(recommender, tmp_path / "in", tmp_path / "out", 1)
+    assert recommend_file(recommender, tmp_path / "in", tmp_path / "out", 1, unknown="skip") == 1

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maskgr import Dataset
+from maskgr.data.config import SyntheticConfig
+from maskgr.data.open import fetch
+from maskgr.errors import ArtefactError, DataError, RequestError
+from maskgr.sids.config import EncoderConfig, QuantizerConfig
+from maskgr.sids.report import report
+from maskgr.sids.semantic_ids import SemanticIds, pack, unpack
+from maskgr.sids.uniqueness import Policy
+
+SMALL = QuantizerConfig(levels=3, codes=8, components=0)
+TEXT = EncoderConfig(encoder="wordllama")
+OWN = EncoderConfig(encoder="embeddings")
+
+
+def dataset(items: int = 60, texts: list[str] | None = None) -> Dataset:
+    """Clustered vectors, so that digits mean something and some items collide."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(6, 5))
+    vectors = centres[np.arange(items) % 6] + 0.05 * rng.normal(size=(items, 5))
+    vectors[1] = vectors[0]  # a collision for certain
+    ids = [f"i{n}" for n in range(items)]
+    table = pl.DataFrame(
+        {"item_id": ids, "title": texts or [f"thing {n % 6}" for n in range(items)]}
+    )
+    log = pl.DataFrame({"user_id": "u", "item_id": ids, "position": range(items)})
+    return Dataset.from_frames(log, table, embeddings=vectors)
+
+
+def made(unique: Policy = "append", quantizer: QuantizerConfig = SMALL) -> SemanticIds:
+    return SemanticIds.make(dataset(), encoder=OWN, quantizer=quantizer, unique=unique)
+
+
+@pytest.mark.parametrize("unique", ["append", "reassign"])
+def test_every_item_has_its_own_tuple(unique: Policy) -> None:
+    sids = made(unique)
+    assert len(np.unique(sids.packed)) == 60
+    assert sids.levels == (4 if unique == "append" else 3)
+    assert (sids.digits < np.array(sids.codebook_sizes)).all()
+    for row, digits in enumerate(sids.digits):
+        assert sids.with_prefix(digits.tolist()).tolist() == [row]
+
+
+def test_shared_tuples_keep_all_their_items() -> None:
+    sids = made("share")
+    assert sids.with_prefix(sids.digits[0].tolist()).tolist()[:2] == [0, 1]
+
+
+def test_prefixes_against_a_scan() -> None:
+    sids = made()
+    for length in range(sids.levels + 1):
+        for row in range(0, 60, 7):
+            prefix = sids.digits[row, :length]
+            expected = np.flatnonzero((sids.digits[:, :length] == prefix).all(axis=1))
+            assert sids.with_prefix(prefix.tolist()).tolist() == expected.tolist()
+    assert sids.with_prefix([99]).tolist() == []
+    with pytest.raises(RequestError, match="at most 4 digits, not 5"):
+        sids.with_prefix([0] * 5)
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=6).flatmap(
+        lambda sizes: st.tuples(
+            st.just(sizes),
+            st.lists(st.tuples(*(st.integers(0, s - 1) for s in sizes)), min_size=1, max_size=9),
+        )
+    )
+)
+def test_packed_numbers_sort_as_tuples_and_unpack(
+    case: tuple[list[int], list[tuple[int, ...]]],
+) -> None:
+    sizes, rows = case
+    digits = np.array(rows, dtype=np.int32)
+    packed = pack(digits, sizes)
+    assert unpack(packed, sizes).tolist() == digits.tolist()
+    assert [rows[i] for i in np.argsort(packed, kind="stable")] == sorted(rows)
+
+
+def test_tuples_beyond_64_bits_are_refused() -> None:
+    with pytest.raises(RequestError, match="do not fit 64 bits; use fewer levels or codes"):
+        pack(np.zeros((1, 8), np.int32), [256] * 8)
+
+
+def test_same_seed_same_ids() -> None:
+    assert np.array_equal(made().digits, made().digits)
+
+
+@pytest.mark.parametrize("unique", ["append", "reassign", "share"])
+def test_new_items_get_ids_and_old_ones_keep_theirs(unique: Policy) -> None:
+    sids = made(unique)
+    new = pl.DataFrame({"item_id": ["n0", "n1"], "title": ["thing 0", None]})
+    vectors = sids.embeddings[[0, 5]] + 0.001
+    more = sids.encode_new(new, embeddings=vectors)
+    assert np.array_equal(more.digits[:60], sids.digits)
+    assert more.items["item_id"].to_list()[60:] == ["n0", "n1"]
+    assert (more.digits < np.array(sids.codebook_sizes)).all()
+    # A new item is filed where its like are.
+    assert more.digits[60, 0] == sids.digits[0, 0]
+    if unique != "share":
+        assert len(np.unique(more.packed)) == 62
+
+
+def test_new_items_that_are_not_new() -> None:
+    sids = made()
+    for ids in (["i3"], ["n", "n"], [None]):
+        frame = pl.DataFrame({"item_id": ids}, schema={"item_id": pl.String})
+        with pytest.raises(DataError, match="old, repeated or without an ID"):
+            sids.encode_new(frame, embeddings=np.ones((len(ids), 5)))
+    with pytest.raises(DataError, match="have 3 dimensions where the old ones have 5"):
+        sids.encode_new(pl.DataFrame({"item_id": ["n"]}), embeddings=np.ones((1, 3)))
+    with pytest.raises(DataError, match="no column item_id"):
+        sids.encode_new(pl.DataFrame({"sku": ["n"]}))
+
+
+@pytest.mark.parametrize("quantizer", ["residual-kmeans", "pq", "opq", "random", "item-id"])
+def test_saved_and_loaded_is_the_same(tmp_path: Path, quantizer: str) -> None:
+    config = QuantizerConfig(quantizer=quantizer, levels=3, codes=8)  # type: ignore[arg-type]
+    sids = made(quantizer=config)
+    sids.save(tmp_path / "sids", report={"items": 60})
+    again = SemanticIds.load(tmp_path / "sids")
+    assert np.array_equal(again.digits, sids.digits)
+    assert np.array_equal(again.embeddings, sids.embeddings)
+    assert again.items.equals(sids.items)
+    assert (again.codebook_sizes, again.unique) == (sids.codebook_sizes, sids.unique)
+    assert again.encoder == sids.encoder
+    assert again.made["fingerprint"] == sids.made["fingerprint"]
+    assert np.array_equal(
+        again.quantizer.encode(sids.embeddings), sids.quantizer.encode(sids.embeddings)
+    )
+
+
+def test_a_truncated_folder_is_named(tmp_path: Path) -> None:
+    made().save(tmp_path / "sids")
+    for name in ("digits.parquet", "quantizer.safetensors", "embeddings.npy"):
+        file = tmp_path / "sids" / name
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ArtefactError, match=rf"{name} has .* bytes where .* were written"):
+            SemanticIds.load(tmp_path / "sids")
+        file.write_bytes(whole)
+    (tmp_path / "sids" / "quantizer.json").unlink()
+    with pytest.raises(ArtefactError, match=r"quantizer\.json is missing"):
+        SemanticIds.load(tmp_path / "sids")
+
+
+def test_rows_by_id() -> None:
+    assert made().row("i7") == 7
+    with pytest.raises(RequestError, match="item 'ghost' has no semantic ID here"):
+        made().row("ghost")
+
+
+def test_from_text_without_a_network() -> None:
+    shop = fetch("synthetic", synthetic=SyntheticConfig(users=50, items=90))
+    sids = SemanticIds.make(shop, quantizer=QuantizerConfig(levels=2, codes=16))
+    assert sids.embeddings.shape == (90, 256)
+    found = {a.column: a for a in report(sids).agreement}["categories"]
+    assert found.same_first_digit is not None
+    assert found.same_first_digit > 5 * found.chance
+
+
+def test_bad_requests() -> None:
+    with pytest.raises(RequestError, match="no policy 'magic'; choose one of append, reassign"):
+        SemanticIds.make(dataset(), encoder=OWN, unique="magic")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="60 items"):
+        SemanticIds.make(dataset(), encoder=OWN, quantizer=QuantizerConfig(codes=256))
+    with pytest.raises(DataError, match="no text"):
+        SemanticIds.make(dataset(texts=[""] * 60), encoder=TEXT)
+    with pytest.raises(DataError, match="equal"):
+        SemanticIds.make(dataset(texts=["same"] * 60), encoder=TEXT, quantizer=SMALL)
