@@ -1,4 +1,4 @@
-"""Folders on disk: whole or not there, whatever happens while they are written."""
+"""Saved folders and files stay intact through interruptions, full disks and kills."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def content(path: Path) -> str:
     return (path / "a.txt").read_text()
 
 
-def test_written_replaced_and_nothing_left_beside(tmp_path: Path) -> None:
+def test_folder_is_written_then_replaced_without_leftovers(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "thing"
     save(target, "one")
     assert content(target) == "one"
@@ -39,7 +39,7 @@ def test_written_replaced_and_nothing_left_beside(tmp_path: Path) -> None:
     assert sorted(p.name for p in target.iterdir()) == ["a.txt", "maskgr.json"]
 
 
-def test_an_interruption_leaves_the_old(tmp_path: Path) -> None:
+def test_interruption_keeps_previous_folder(tmp_path: Path) -> None:
     save(tmp_path / "thing", "old")
     with (
         contextlib.suppress(KeyboardInterrupt),
@@ -55,11 +55,13 @@ def full_disk(*_: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_leaves_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sync_keeps_previous_folder_and_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path / "thing", "old")
     (tmp_path / "file").write_text("old")
     monkeypatch.setattr(artefact, "sync", full_disk)
-    expected = "cannot write .*thing: No space left on device; what was there before is unchanged"
+    expected = "cannot write .*thing: No space left on device; the previous content is unchanged"
     with pytest.raises(ArtefactError, match=expected):
         save(tmp_path / "thing", "new")
     with (
@@ -72,7 +74,7 @@ def test_a_full_disk_leaves_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "thing"]
 
 
-def test_a_really_full_disk(tmp_path: Path) -> None:
+def test_write_refused_by_the_kernel_keeps_previous_folder(tmp_path: Path) -> None:
     """A file-size limit makes the kernel refuse the write, as a full disk would."""
     save(tmp_path / "thing", "old")
     program = f"""
@@ -93,8 +95,8 @@ except ArtefactError as error:
     assert content(tmp_path / "thing") == "old"
 
 
-def test_killed_at_any_moment_it_loads(tmp_path: Path) -> None:
-    """A process replaces the folder again and again and is killed; the folder must be whole."""
+def test_folder_loads_after_writer_is_killed_at_any_moment(tmp_path: Path) -> None:
+    """A process replaces the folder in a loop and is killed; the folder must load."""
     save(tmp_path / "thing", "0")
     program = f"""
 import itertools
@@ -107,7 +109,7 @@ for n in itertools.count():
     for round_ in range(6):
         process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
         assert process.stdout is not None
-        process.stdout.readline()  # it is under way
+        process.stdout.readline()  # the first replacement is done
         time.sleep(0.003 * round_)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -117,14 +119,14 @@ for n in itertools.count():
     assert content(tmp_path / "thing") == "after"
 
 
-def test_killed_between_the_two_renames_it_recovers(tmp_path: Path) -> None:
+def test_recovers_after_kill_between_the_two_renames(tmp_path: Path) -> None:
     save(tmp_path / "thing", "old")
     (tmp_path / "thing").rename(tmp_path / ".thing.previous")
     assert is_artefact(tmp_path / "thing")
     assert content(tmp_path / "thing") == "old"
 
 
-def test_what_was_not_made_here_is_not_replaced(tmp_path: Path) -> None:
+def test_raises_rather_than_replace_a_foreign_folder_or_another_kind(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("meow")
     with pytest.raises(ArtefactError, match="was not made by maskgr, so it is left alone"):
@@ -137,7 +139,7 @@ def test_what_was_not_made_here_is_not_replaced(tmp_path: Path) -> None:
     save(tmp_path / "empty", "fine")
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
+def test_raises_naming_the_damaged_file(tmp_path: Path) -> None:
     thing = tmp_path / "thing"
     save(thing, "hello")
     (thing / "a.txt").write_text("hullo")
@@ -152,11 +154,11 @@ def test_damage_is_named(tmp_path: Path) -> None:
     (thing / "maskgr.json").write_text('{"kind": "data')
     with pytest.raises(ArtefactError, match=r"maskgr\.json is damaged"):
         content(thing)
-    save(thing, "mended")  # a damaged artefact can be made again
-    assert content(thing) == "mended"
+    save(thing, "again")  # a damaged artefact can be replaced
+    assert content(thing) == "again"
 
 
-def test_the_wrong_thing_is_named(tmp_path: Path) -> None:
+def test_raises_for_wrong_kind_wrong_version_or_missing_manifest(tmp_path: Path) -> None:
     save(tmp_path / "thing", "x")
     with pytest.raises(ArtefactError, match="holds a dataset, not a run"):
         read_manifest(tmp_path / "thing", "run", 1)

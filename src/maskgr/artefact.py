@@ -1,8 +1,8 @@
-"""Folders on disk that are whole or not there: open formats, checksums, atomic replacement.
+"""Saved folders and files: written atomically, with a manifest of checksums.
 
-A saved artefact is a folder with a `maskgr.json` that says what it is, how it was made, and the
-size and SHA-256 of every other file. It is written beside its place and moved in with a rename, so
-an interrupted write, a full disk or a kill leaves what was there before.
+An artefact is a folder with a `maskgr.json` that holds its kind, how it was made, and the size and
+SHA-256 of every other file. It is written to a temporary folder beside its destination and renamed
+into place, so an interruption, a full disk or a kill leaves the previous content unchanged.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MANIFEST = "maskgr.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `maskgr.json` says."""
+    """The content of `maskgr.json`."""
 
     kind: str  # "dataset", "semantic-ids", "run"
-    schema: int  # raised when the layout of this kind changes
+    schema: int  # layout version of this kind
     config: dict[str, Any]  # how it was made
     files: dict[str, dict[str, Any]]  # name -> {"bytes": ..., "sha256": ...}
 
@@ -38,12 +38,12 @@ class Manifest:
 def write_folder(
     path: Path | str, kind: str, schema: int, config: Mapping[str, Any]
 ) -> Iterator[Path]:
-    """Yields an empty folder to fill; on leaving the block it becomes `path`, whole.
+    """Yields an empty folder to fill, and renames it to `path` when the block ends.
 
-    Replaces an artefact of the same kind, or an empty folder; anything else is left alone.
+    Replaces an empty folder or an artefact of the same kind, and refuses to replace anything else.
     """
     path = Path(path).absolute()
-    recover(path)
+    _recover(path)
     _refuse_to_replace(path, kind)
     draft: Path | None = None
     try:
@@ -55,7 +55,7 @@ def write_folder(
         _swap(draft, path)
     except OSError as error:
         raise ArtefactError(
-            f"cannot write {path}: {error.strerror or error}; what was there before is unchanged"
+            f"cannot write {path}: {error.strerror or error}; the previous content is unchanged"
         ) from error
     finally:
         if draft is not None:
@@ -64,7 +64,7 @@ def write_folder(
 
 @contextlib.contextmanager
 def write_file(path: Path | str) -> Iterator[Path]:
-    """Yields a path to write to; on leaving the block it replaces `path` in one step."""
+    """Yields a temporary path to write to, and renames it to `path` when the block ends."""
     path = Path(path).absolute()
     draft: Path | None = None
     try:
@@ -79,7 +79,7 @@ def write_file(path: Path | str) -> Iterator[Path]:
         sync(path.parent)
     except OSError as error:
         raise ArtefactError(
-            f"cannot write {path}: {error.strerror or error}; what was there before is unchanged"
+            f"cannot write {path}: {error.strerror or error}; the previous content is unchanged"
         ) from error
     finally:
         if draft is not None:
@@ -87,9 +87,9 @@ def write_file(path: Path | str) -> Iterator[Path]:
 
 
 def read_manifest(path: Path | str, kind: str, schema: int) -> Manifest:
-    """The manifest of the artefact at `path`, after checking every file against it."""
+    """Reads the manifest at `path` and checks every file against its size and checksum."""
     path = Path(path)
-    recover(path.absolute())
+    _recover(path.absolute())
     if not path.is_dir():
         raise ArtefactError(f"there is no folder {path}; check the path")
     manifest = _parse_manifest(path / MANIFEST)
@@ -106,20 +106,21 @@ def read_manifest(path: Path | str, kind: str, schema: int) -> Manifest:
 
 
 def is_artefact(path: Path | str) -> bool:
-    recover(Path(path).absolute())
+    """Whether `path` is a folder with a manifest."""
+    _recover(Path(path).absolute())
     return (Path(path) / MANIFEST).is_file()
 
 
-def recover(path: Path) -> None:
-    """Finishes a replacement that was killed between its two renames (see `_swap`)."""
+def _recover(path: Path) -> None:
+    """Restores the previous folder if `_swap` was killed between its two renames."""
     previous = _previous(path)
     if previous.is_dir() and not path.exists():
         previous.rename(path)
 
 
 def _swap(draft: Path, path: Path) -> None:
-    # A folder cannot be replaced in one rename, so the old one steps aside first; if we are killed
-    # in between, `recover` puts it back.
+    # One rename cannot replace a folder that is not empty, so the old one is renamed first. If the
+    # process is killed between the two renames, `_recover` restores it.
     previous = _previous(path)
     shutil.rmtree(previous, ignore_errors=True)
     if path.exists():
@@ -140,7 +141,7 @@ def _refuse_to_replace(path: Path, kind: str) -> None:
         try:
             found = _parse_manifest(path / MANIFEST).kind
         except ArtefactError:
-            return  # a damaged artefact must not stand in the way of making it again
+            return  # a damaged artefact may be replaced
         if found == kind:
             return
         raise ArtefactError(
@@ -183,7 +184,7 @@ def _parse_manifest(file: Path) -> Manifest:
         )
     except FileNotFoundError:
         raise ArtefactError(
-            f"{file.parent} has no {file.name}, so it is not something maskgr saved; check the path"
+            f"{file.parent} has no {file.name}, so maskgr did not save it; check the path"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtefactError(
@@ -212,7 +213,7 @@ def sha256(file: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Does not return before `path`, a file or a folder, is on the disk."""
+    """Flushes a file or a folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,9 @@
-"""Where tensors live: cuda, mps or cpu."""
+"""Choice of the torch device, and a memory setting of the C library."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from typing import TYPE_CHECKING
 
 from maskgr.errors import RequestError
@@ -11,35 +13,31 @@ if TYPE_CHECKING:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the fastest at hand; anything else is torch's own word."""
+    """The device of this name; `auto` is cuda if available, else mps, else cpu."""
     import torch
 
-    has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
-        name = next((kind for kind, there in has.items() if there), "cpu")
+        name = next((kind for kind, found in available.items() if found), "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
         raise RequestError(
             f"there is no device {name!r}; give auto, cpu, cuda, cuda:NUMBER or mps"
         ) from None
-    if not has.get(device.type, True):
+    if not available.get(device.type, True):
         raise RequestError(f"torch finds no {device.type} device here; give device auto or cpu")
     return device
 
 
 def keep_freed_memory() -> None:
-    """Lets glibc keep what is freed, instead of asking the kernel for fresh pages every step.
+    """Makes glibc keep freed memory instead of returning it to the kernel.
 
-    Training frees and takes the same large blocks again and again; clearing new pages for them
-    was the largest loss of time beside the arithmetic itself.
+    Every training step frees and allocates the same large blocks; without this, zeroing fresh
+    pages for them is the largest cost after the arithmetic itself.
     """
-    import ctypes
-    import sys
-
     if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other libcs do not have it
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl does not have it
         if mallopt is not None:
-            never_map, never_trim = (-4, 0), (-1, -1)
-            mallopt(*never_map)
-            mallopt(*never_trim)
+            mallopt(-4, 0)  # M_MMAP_MAX: allocate large blocks from the heap, not by mmap
+            mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink the heap

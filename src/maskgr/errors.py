@@ -1,21 +1,21 @@
-"""Errors that a user can act on: one sentence that names the thing and says what to do."""
+"""Errors that a user can fix: one sentence that says what is wrong and what to do."""
 
 
 class MaskGRError(Exception):
-    """The root: anything below it is the caller's to mend, never a bug in the library."""
+    """Base class: a mistake that the caller can fix, never a bug in the library."""
 
 
 class DataError(MaskGRError):
-    """Events, items or embeddings that cannot be used as they are."""
+    """Interactions, items or embeddings that cannot be used as they are."""
 
 
 class SourceError(MaskGRError):
-    """A built-in dataset that cannot be had: no network, a damaged file, an unknown name."""
+    """A built-in dataset that is not available: no network, a damaged file, an unknown name."""
 
 
 class ArtefactError(MaskGRError):
-    """A saved folder that is missing, damaged, or not what was asked for."""
+    """A saved folder that is missing, damaged, or of another kind than was asked for."""
 
 
 class RequestError(MaskGRError):
-    """A call that cannot be answered: an unknown item, an impossible argument."""
+    """An invalid request: an unknown item, an impossible argument."""

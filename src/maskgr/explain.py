@@ -11,6 +11,7 @@ import numpy as np
 from maskgr.data.sequences import Sequences
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig
+from maskgr.models.base import Decodes, require
 from maskgr.recommender import Recommendation, Recommender, Unknown
 
 
@@ -52,26 +53,13 @@ def explain(
     decoding: DecodingConfig | None = None,
     unknown: Unknown = "raise",
 ) -> Explanation:
-    """What each step revealed, with what probability, and how many items remained."""
-    model = recommender.generative()
+    """The recommendations with what each step revealed, how probable that was, and how many items
+    remained. In a single step nothing is revealed before the items: then there are no steps."""
+    model = require(recommender.model, Decodes)
     numbers = Sequences.of([recommender.numbers(history, "the history", unknown)])
-    recommender.check_top(top)
-    allowed = np.ones(len(recommender.items), dtype=bool)
-    _, found = next(
-        model.search(
-            numbers.last(recommender.config.history_limit),
-            top,
-            allowed,
-            recommender.seen(numbers, None),
-            decoding,
-            trace=True,
-        )
-    )
-    ids = recommender.items["item_id"]
-    pairs = zip(found.items[0].tolist(), found.scores[0].tolist(), strict=True)
-    results = tuple(Recommendation(ids[item], score) for item, score in pairs if item >= 0)
-    traces = found.traces[0] if found.traces else []
-    return Explanation(tuple(_steps(traces, model.network.digits)), results)
+    query = recommender.query(numbers, top)
+    ranked, traces = model.trace(query, decoding or model.decoding())
+    return Explanation(tuple(_steps(traces[0], model.levels)), tuple(recommender.named(ranked)[0]))
 
 
 def _steps(traces: Sequence[Step], levels: int) -> list[tuple[Beam, ...]]:

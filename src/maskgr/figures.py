@@ -1,4 +1,4 @@
-"""Figures as PNG files, drawn without a screen."""
+"""Matplotlib figures saved as PNG files; no display is needed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise RequestError(
-            "a picture needs matplotlib; pip install 'maskgr[plots]', or do without it"
+            "a picture needs matplotlib; pip install 'maskgr[plots]', or leave the picture out"
         ) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
@@ -27,7 +28,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_png(figure: Figure, file: Path) -> None:
-    """Whole or not at all, like every other file here."""
+    """Writes the figure atomically."""
     content = BytesIO()
     figure.savefig(content, format="png", dpi=110)
     with write_file(file) as draft:

@@ -1,4 +1,4 @@
-"""Recommender: one set of verbs for every model: train, recommend, save, load."""
+"""Recommender: one set of verbs for every model: train, recommend, evaluate, save, load."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,45 +19,63 @@ import polars as pl
 
 import maskgr
 from maskgr.artefact import is_artefact, read_manifest, write_folder
-from maskgr.config import TrainConfig, preset_config
 from maskgr.data.dataset import Dataset
 from maskgr.data.ingest import codes
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out, sparsify
 from maskgr.data.tables import below, read_table
-from maskgr.decoding.config import DecodingConfig
+from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.errors import ArtefactError, DataError, RequestError
-from maskgr.models.base import Model, Ranked, Workspace, model_class
+from maskgr.evaluation.ranking import Query, Ranked, Ranker
+from maskgr.models.base import (
+    AddsItems,
+    Decodes,
+    Model,
+    PlansSessions,
+    Samples,
+    TrainConfig,
+    model_class,
+    require,
+    train_config,
+)
+from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.training.workspace import workspace
 
-if TYPE_CHECKING:
-    from maskgr.models.maskgr import MaskGR
-    from maskgr.sids.semantic_ids import SemanticIds
-
-KIND, SCHEMA = "recommender", 1
+KIND, SCHEMA = "recommender", 2
 RECOMMENDER = "recommender"  # where a run folder has it
 
 Unknown = Literal["raise", "skip"]
-Retrieval = Literal["auto", "generative", "dense", "unified", "fused"]
 ItemId = Any  # whatever scalar the catalogue uses
 
 
 class Recommendation(NamedTuple):
-    """An item as its owner wrote it, and its log-probability of being next."""
+    """An item's ID as its owner wrote it, and the log-probability that it is next."""
 
     item_id: ItemId
     score: float
 
 
 class Session(NamedTuple):
-    """Items that come next, in this order, and the log-probability of all of them."""
+    """The IDs of the items that come next, in this order, and their joint log-probability."""
 
     item_ids: tuple[ItemId, ...]
     score: float
 
 
+@dataclass(frozen=True)
+class _Decoder:
+    """A model as a ranker that decodes in a given way."""
+
+    model: Decodes
+    decoding: DecodingConfig
+
+    def rank(self, query: Query) -> Ranked:
+        return self.model.decode(query, self.decoding)
+
+
 @dataclass(frozen=True, eq=False)
 class Recommender:
-    """A trained model with the catalogue that it speaks of."""
+    """A trained model with its catalogue."""
 
     model: Model
     items: pl.DataFrame  # item_id first; the row is the item's number
@@ -70,7 +88,8 @@ class Recommender:
         cls,
         data: Dataset,
         *,
-        preset: str | None = None,
+        model: str | None = None,
+        preset: str = "cpu",
         config: TrainConfig | None = None,
         sids: SemanticIds | None = None,
         run: Path | str | None = None,
@@ -80,18 +99,14 @@ class Recommender:
     ) -> Recommender:
         """Trains on what leave-k-out leaves.
 
-        preset, config: `tiny`, `cpu` (the default) or `paper`, or settings of your own.
-        sids: semantic IDs made before; else they are made as the config says.
-        run: a folder for checkpoints and logs, from which an interrupted training goes on with
-            `resume`; without one they are thrown away.
-        made: kept with the run, beside the versions, the data's fingerprint and the time spent.
+        model, preset: one of `maskgr models` and one of its presets; or `config`, which has all.
+        sids: ready-made semantic IDs; else they are made as the config says.
+        run: a folder for checkpoints and logs, from which `resume` goes on with an interrupted
+            training; without one they are thrown away.
+        made: kept with the recommender, beside versions, the data's fingerprint and the time spent.
         """
-        config = config or preset_config(preset or "cpu")
+        config = config or train_config(preset, model=model)
         start = time.perf_counter()
-        if config.history_limit < 1:
-            raise RequestError(
-                f"a history limit of {config.history_limit} shows the model nothing; use 1 or more"
-            )
         if run is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise RequestError(
                 "processes that train together need one folder for all of them; give run=…"
@@ -100,10 +115,12 @@ class Recommender:
         split = replace(split, train=sparsify(split.train, config.sparsify, config.seed))
         with contextlib.ExitStack() as stack:
             folder = Path(run or stack.enter_context(TemporaryDirectory(prefix="maskgr-")))
-            work = Workspace(folder, resume, progress, sids)
-            model = model_class(config.model).train(data, split, config, work)
+            work = stack.enter_context(
+                workspace(folder, device=config.device, resume=resume, progress=progress)
+            )
+            trained = model_class(config.name).learn(data, split, config, work, sids)
         return cls(
-            model=model,
+            model=trained,
             items=data.items,
             config=config,
             repeats=bool(split.train.repeats().any()),
@@ -135,31 +152,20 @@ class Recommender:
             show that nobody takes an item twice.
         allow, deny: only these items, none of these items.
         unknown: an ID that is not in the catalogue raises, or is skipped.
-        retrieval: `generative`, `dense`, `unified` or `fused`, for the models that have the choice.
+        retrieval: `generative`, `dense` or `unified`, for the models that have the choice.
         decoding: order, steps, beams and so on, for the models that decode (see `decoding`).
 
         Fewer than `top` come back only where the filters leave fewer.
         """
         if retrieval is not None:
-            decoding = replace(decoding or self.config.decoding, retrieval=retrieval)
+            decoding = replace(decoding or self.decoding(), retrieval=retrieval)
         many = any(isinstance(h, (list, tuple, np.ndarray, pl.Series)) for h in histories)
         rows = histories if many else [histories]
-        ranked, scores, _ = self.rank(
-            Sequences.of([self.numbers(row, "the history", unknown) for row in rows]),
-            top,
-            exclude_seen=exclude_seen,
-            allowed=self._allowed(allow, deny, unknown),
-            decoding=decoding,
+        numbers = Sequences.of([self.numbers(row, "the history", unknown) for row in rows])
+        query = self.query(
+            numbers, top, exclude_seen=exclude_seen, allowed=self.allowed(allow, deny, unknown)
         )
-        ids = self.items["item_id"]
-        answers = [
-            [
-                Recommendation(ids[item], float(score))
-                for item, score in zip(row.tolist(), row_scores.tolist(), strict=True)
-                if item >= 0
-            ]
-            for row, row_scores in zip(ranked, scores, strict=True)
-        ]
+        answers = self.named(self.ranker(decoding).rank(query))
         return answers if many else answers[0]
 
     def sessions(
@@ -179,23 +185,14 @@ class Recommender:
         """
         if items < 1:
             raise RequestError(f"a session of {items} items is empty; ask for 1 or more")
+        model = require(self.model, PlansSessions)
         numbers = Sequences.of([self.numbers(history, "the history", unknown)])
-        _, found = next(
-            self.generative().search(
-                numbers.last(self.config.history_limit),
-                top,
-                np.ones(len(self.items), dtype=bool),
-                self.seen(numbers, exclude_seen),
-                decoding,
-                items=items,
-                repeats=repeats,
-            )
-        )
+        query = replace(self.query(numbers, 1, exclude_seen=exclude_seen), top=top)
+        found, scores = model.sessions(query, items, decoding or self.decoding(), repeats=repeats)
         ids = self.items["item_id"]
-        rows = found.items[0].reshape(-1, items).tolist()
         return [
-            Session(tuple(ids[item] for item in row), score)
-            for row, score in zip(rows, found.scores[0].tolist(), strict=True)
+            Session(tuple(ids[item] for item in row), float(score))
+            for row, score in zip(found[0].tolist(), scores[0].tolist(), strict=True)
             if row[0] >= 0
         ]
 
@@ -214,17 +211,14 @@ class Recommender:
 
         steps: noise levels from all masked to none (0: one for every digit).
         """
-        model = self.generative()
+        if count < 1 or steps < 0:
+            raise RequestError(f"{count} samples in {steps} steps; give at least 1 of each")
+        if not temperature > 0:
+            raise RequestError(f"temperature {temperature} cannot be drawn at; give one above 0")
+        model = require(self.model, Samples)
         numbers = Sequences.of([self.numbers(history, "the history", unknown)])
-        drawn = model.sample(
-            numbers.last(self.config.history_limit),
-            count,
-            np.ones(len(self.items), dtype=bool),
-            self.seen(numbers, exclude_seen),
-            steps=steps or model.network.digits,
-            temperature=temperature,
-            seed=seed,
-        )
+        query = replace(self.query(numbers, 1, exclude_seen=exclude_seen), top=count)
+        drawn = model.sample(query, steps=steps, temperature=temperature, seed=seed)
         return [self.items["item_id"][item] for item in drawn[0].tolist() if item >= 0]
 
     def add_items(self, items: Any, *, embeddings: npt.NDArray[Any] | None = None) -> Recommender:
@@ -233,7 +227,7 @@ class Recommender:
         items: a frame with `item_id` and the text columns of the catalogue; embeddings: (items, d)
             where the catalogue's own were given, not encoded.
 
-        The old items keep their semantic IDs and their generative scores.
+        The old items keep their semantic IDs.
         """
         frame = items if isinstance(items, pl.DataFrame) else pl.from_pandas(items)
         if "item_id" not in frame.columns:
@@ -246,64 +240,58 @@ class Recommender:
                 f"{int(wrong.sum())} of the new items are old, repeated or without an ID (first: "
                 f"{first!r}); give each new item once"
             )
+        model = require(self.model, AddsItems)
         frame = frame.with_columns(item_id=ids)
         if not len(frame):
             return self
-        return replace(
-            self,
-            model=self.model.with_items(frame, embeddings),
-            items=below(self.items, frame),
-        )
+        grown = model.with_items(frame, embeddings)
+        return replace(self, model=grown, items=below(self.items, frame))
 
-    def generative(self) -> MaskGR:
-        from maskgr.models.maskgr import MaskGR
-
-        if not isinstance(self.model, MaskGR):
+    def decoding(self, **changes: Any) -> DecodingConfig:
+        """The model's own way to decode, with `changes`."""
+        model = require(self.model, Decodes)
+        try:
+            return replace(model.decoding(), **changes)
+        except TypeError as error:
             raise RequestError(
-                f"{self.config.model} does not unmask anything; use a run of maskgr for this"
-            )
-        return self.model
+                f"decoding has no such setting ({error}); see DecodingConfig"
+            ) from None
 
-    def seen(self, histories: Sequences, exclude: bool | None) -> Sequences | None:
-        """What is left out: by default the history, where nobody takes an item twice."""
-        return histories if (exclude if exclude is not None else not self.repeats) else None
+    def ranker(self, decoding: DecodingConfig | None = None) -> Ranker:
+        """The model, in its own way or as `decoding` says: what `evaluate` asks for."""
+        return self.model if decoding is None else _Decoder(require(self.model, Decodes), decoding)
 
-    def rank(
+    def query(
         self,
         histories: Sequences,
         top: int,
         *,
         exclude_seen: bool | None = None,
         allowed: npt.NDArray[np.bool_] | None = None,
-        decoding: DecodingConfig | None = None,
-    ) -> Ranked:
-        """`recommend` in item numbers: (histories, top) items and scores, -1 where there are none.
-
-        The model sees the most recent `history_limit` items; `exclude_seen` removes all.
-        """
-        self.check_top(top)
-        if allowed is None:
-            allowed = np.ones(len(self.items), dtype=bool)
-        recent = histories.last(self.config.history_limit)
-        return self.model.rank(recent, top, allowed, self.seen(histories, exclude_seen), decoding)
-
-    def decoding(self, **changes: Any) -> DecodingConfig:
-        """The run's own way to decode, with some of it changed: `rec.decoding(steps=2)`."""
-        try:
-            return replace(self.config.decoding, **changes)
-        except TypeError as error:
-            raise RequestError(
-                f"decoding has no such setting ({error}); see DecodingConfig"
-            ) from None
-
-    def check_top(self, top: int) -> None:
+    ) -> Query:
+        """A question about item numbers, checked."""
         if not 1 <= top <= len(self.items):
             raise RequestError(
                 f"cannot give {top} items of a catalogue of {len(self.items):,}; ask for 1 to "
                 f"{len(self.items):,}"
             )
+        exclude = not self.repeats if exclude_seen is None else exclude_seen
+        return Query(histories, top, allowed, histories if exclude else None)
+
+    def named(self, ranked: Ranked) -> list[list[Recommendation]]:
+        """Ranked item numbers as recommendations, without the places that were not filled."""
+        ids = self.items["item_id"]
+        return [
+            [
+                Recommendation(ids[item], float(score))
+                for item, score in zip(row.tolist(), scores.tolist(), strict=True)
+                if item >= 0
+            ]
+            for row, scores in zip(ranked.items, ranked.scores, strict=True)
+        ]
 
     def numbers(self, ids: Sequence[ItemId], where: str, unknown: Unknown) -> npt.NDArray[np.int32]:
+        """The numbers of item IDs; `where` they stand is for the error message."""
         if not len(ids):
             return np.empty(0, dtype=np.int32)
         given = pl.Series("item_id", ids, strict=False)
@@ -320,9 +308,12 @@ class Recommender:
         known: npt.NDArray[np.int32] = numbers[numbers >= 0]
         return known
 
-    def _allowed(
+    def allowed(
         self, allow: Sequence[ItemId] | None, deny: Sequence[ItemId], unknown: Unknown
-    ) -> npt.NDArray[np.bool_]:
+    ) -> npt.NDArray[np.bool_] | None:
+        """(items,) the items that the lists leave; None: all."""
+        if allow is None and not len(deny):
+            return None
         allowed = np.ones(len(self.items), dtype=bool)
         if allow is not None:
             allowed[:] = False
@@ -333,8 +324,12 @@ class Recommender:
         return allowed
 
     def save(self, path: Path | str) -> None:
-        """As one folder: the model, the catalogue, and how it was made."""
-        config = {"train": asdict(self.config), "repeats": self.repeats, "made": dict(self.made)}
+        """Writes one folder: the model, the catalogue, and how it was made."""
+        config = {
+            "train": self.config.to_dict(),
+            "repeats": self.repeats,
+            "made": dict(self.made),
+        }
         with write_folder(path, KIND, SCHEMA, config) as folder:
             self.model.save(folder)
             self.items.write_parquet(folder / "items.parquet")
@@ -352,7 +347,7 @@ class Recommender:
         except (KeyError, TypeError) as error:
             raise ArtefactError(f"{path} is damaged ({error}); train it again") from error
         return cls(
-            model=model_class(config.model).load(path, config),
+            model=model_class(config.name).load(path, config),
             items=read_table(path / "items.parquet"),
             config=config,
             repeats=repeats,

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from maskgr.artefact import write_file
-from maskgr.config import TrainConfig
 from maskgr.data.config import DataConfig
 from maskgr.data.dataset import Dataset
 from maskgr.errors import ArtefactError, RequestError
-from maskgr.models.base import Workspace
+from maskgr.models.base import TrainConfig
 from maskgr.recommender import RECOMMENDER, Recommender
 from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.training.workspace import require_fresh as require_fresh_training
 
 TRAINING = "training"
 
@@ -61,7 +61,7 @@ def start_run(
 
 def require_fresh(out: Path) -> None:
     """Nothing that took long to make is overwritten, and nothing that is no run."""
-    Workspace(out / TRAINING).require_fresh()
+    require_fresh_training(out / TRAINING)
     known = {TRAINING, RECOMMENDER}
     if out.exists() and (not out.is_dir() or any(p.name not in known for p in out.iterdir())):
         raise ArtefactError(f"{out} exists and is not a run folder; give another --out")
@@ -95,7 +95,7 @@ def require_same(
 def _about(dataset: Dataset, config: TrainConfig, sids: SemanticIds | None) -> dict[str, Any]:
     """What makes a training this one, and no other."""
     return {
-        "config": _plain(asdict(config)),
+        "config": _plain(config.to_dict()),
         "fingerprint": dataset.fingerprint,
         "sids": None if sids is None else hashlib.sha256(sids.digits.tobytes()).hexdigest(),
     }

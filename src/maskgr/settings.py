@@ -1,95 +1,79 @@
-"""A configuration as the command is asked for it: a preset, and `--set key=value` texts."""
+"""Settings as the command is given them: `key=value` texts on top of a configuration.
+
+A configuration is a frozen dataclass that may hold others. A key is a dotted path to a setting,
+such as `fit.learning_rate`; any ending of the path that names one setting alone will do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from maskgr.config import TrainConfig, preset_config
 from maskgr.errors import RequestError
 
-
-def train_config(
-    preset: str,
-    pairs: Sequence[str] = (),
-    *,
-    model: str | None = None,
-    minutes: float | None = None,
-    seed: int | None = None,
-) -> TrainConfig:
-    """The preset with what is asked otherwise."""
-    start = preset_config(preset)
-    parts = ("network", "dense", "objective", "loop", "encoder", "quantizer", "decoding")
-    kinds = [type(getattr(start, part)) for part in parts]
-    own, *changes = split_settings(pairs, TrainConfig, *kinds)
-    own |= {k: v for k, v in (("model", model), ("seed", seed)) if v is not None}
-    loop = changes[parts.index("loop")]
-    if "steps" in loop:
-        loop.setdefault("minutes", 0.0)  # asking for steps ends a preset's minutes
-    if minutes is not None:
-        loop["minutes"] = minutes
-    changed = {
-        part: replace(getattr(start, part), **change)
-        for part, change in zip(parts, changes, strict=True)
-    }
-    return replace(start, **own, **changed)
+T = TypeVar("T")
 
 
-def parse_settings(config: type[Any], pairs: Sequence[str]) -> dict[str, Any]:
-    """The arguments of one dataclass."""
-    return split_settings(pairs, config)[0]
-
-
-def split_settings(pairs: Sequence[str], *configs: type[Any]) -> list[dict[str, Any]]:
-    """The arguments of each dataclass.
-
-    A key may name its dataclass, as `network.width` does NetworkConfig; without, it belongs to
-    the first that has it.
-    """
-    values: list[dict[str, Any]] = [{} for _ in configs]
+def apply_settings(config: T, pairs: Sequence[str]) -> T:
+    """`config` with the settings that `pairs` change."""
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        part, _, name = key.rpartition(".")
-        owner = next(
-            (
-                n
-                for n, config in enumerate(configs)
-                if name in _defaults(config) and part in ("", _part(config))
-            ),
-            None,
-        )
-        if owner is None or not equals:
-            known = ", ".join(name for config in configs for name in _defaults(config))
-            raise RequestError(f"--set {pair} is not key=value with a key of {known}")
-        kind = get_type_hints(configs[owner])[name]
-        if get_origin(kind) is Literal and text not in get_args(kind):
-            raise RequestError(f"--set {pair}: use one of {', '.join(get_args(kind))}")
-        values[owner][name] = _value(pair, text, _defaults(configs[owner])[name])
-    return values
+        if not equals:
+            raise RequestError(f"--set {pair} is not KEY=VALUE; write for example seed=1")
+        path = _find(config, key, pair)
+        config = _changed(config, path, text, pair)
+    return config
 
 
-def _part(config: type[Any]) -> str:
-    return config.__name__.removesuffix("Config").lower()
+def setting_paths(config: Any) -> list[tuple[str, ...]]:
+    """The path of every setting that a text can change."""
+    paths: list[tuple[str, ...]] = []
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if is_dataclass(value):
+            paths += [(f.name, *path) for path in setting_paths(value)]
+        elif f.name != "name":  # which model it is; chosen by --model
+            paths.append((f.name,))
+    return paths
 
 
-def _defaults(config: type[Any]) -> dict[str, Any]:
-    """The settings that one word can hold: not the nested dataclasses."""
-    return {f.name: f.default for f in fields(config) if f.default is not MISSING}
+def _find(config: Any, key: str, pair: str) -> tuple[str, ...]:
+    wanted = tuple(key.split("."))
+    paths = setting_paths(config)
+    if wanted in paths:
+        return wanted
+    found = [path for path in paths if path[-len(wanted) :] == wanted]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(".".join(path) for path in found or paths)
+    if found:
+        raise RequestError(f"--set {pair}: {key} is ambiguous; use one of {names}")
+    raise RequestError(f"--set {pair}: there is no setting {key}; the settings are {names}")
 
 
-def _value(pair: str, text: str, default: Any) -> Any:
-    """`text` in the type of the setting's default."""
-    if isinstance(default, bool):
+def _changed(config: Any, path: tuple[str, ...], text: str, pair: str) -> Any:
+    name, *rest = path
+    value = getattr(config, name)
+    if rest:
+        return replace(config, **{name: _changed(value, tuple(rest), text, pair)})
+    kind = get_type_hints(type(config))[name]
+    if get_origin(kind) is Literal and text not in get_args(kind):
+        raise RequestError(f"--set {pair}: use one of {', '.join(get_args(kind))}")
+    return replace(config, **{name: _parsed(pair, text, value)})
+
+
+def _parsed(pair: str, text: str, current: Any) -> Any:
+    """`text` in the type of the setting's current value."""
+    if isinstance(current, bool):
         if text not in ("true", "false"):
             raise RequestError(f"--set {pair}: {text!r} is neither true nor false")
         return text == "true"
-    if default is None:
+    if current is None:
         return text
     try:
-        if isinstance(default, tuple):
-            return tuple(type(default[0])(part) for part in text.split(","))
-        return type(default)(text)
+        return type(current)(text)
     except ValueError:
-        kind = "list of numbers" if isinstance(default, tuple) else type(default).__name__
-        raise RequestError(f"--set {pair}: {text!r} is not a valid {kind}") from None
+        raise RequestError(
+            f"--set {pair}: {text!r} is not a valid {type(current).__name__}"
+        ) from None

@@ -1,4 +1,4 @@
-"""The Amazon files, imitated: JSON reviews and metadata as Python literals, gzipped."""
+"""Reading small files in the Amazon format: gzipped JSON reviews, metadata as Python literals."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def read(folder: Path, reviews: list[str], meta: list[str]) -> tuple[pl.DataFram
 
 
 def read_one(folder: Path, **fields: Any) -> dict[str, Any]:
-    """The item that comes out where one metadata line with `fields` goes in."""
+    """The item read from one metadata line with `fields`."""
     _, items = read(folder, [review("U1", "B00A", 1)], [repr({"asin": "B00A", **fields})])
     return items.row(0, named=True)
 
 
-def test_interactions_keep_the_order_of_the_file(tmp_path: Path) -> None:
+def test_interactions_keep_file_order(tmp_path: Path) -> None:
     interactions, _ = read(tmp_path, REVIEWS, [])
     assert interactions.schema == {
         "user_id": pl.String,
@@ -51,7 +51,7 @@ def test_interactions_keep_the_order_of_the_file(tmp_path: Path) -> None:
     assert interactions.rows() == [("U2", "B00B", 30), ("U1", "B00A", 20), ("U1", "B00B", 10)]
 
 
-def test_items_come_in_order_of_first_appearance_and_only_if_reviewed(tmp_path: Path) -> None:
+def test_items_are_those_reviewed_in_order_of_first_appearance(tmp_path: Path) -> None:
     meta = [
         repr({"asin": "B00X", "title": "Nobody's kite"}),
         repr({"asin": "B00A", "title": "A kite", "brand": "Gale", "price": 12}),
@@ -72,7 +72,7 @@ def test_items_come_in_order_of_first_appearance_and_only_if_reviewed(tmp_path: 
     ]
 
 
-def test_an_item_without_metadata_has_nulls(tmp_path: Path) -> None:
+def test_item_without_metadata_has_nulls(tmp_path: Path) -> None:
     _, items = read(tmp_path, REVIEWS, [repr({"asin": "B00A", "title": "A kite"})])
     assert items.row(0) == ("B00B", None, None, None, None, None)
     assert items.row(1)[:2] == ("B00A", "A kite")
@@ -96,7 +96,7 @@ def test_text_is_unescaped_and_put_on_one_line(tmp_path: Path) -> None:
     }
 
 
-def test_characters_in_two_halves_are_joined(tmp_path: Path) -> None:
+def test_surrogate_pairs_become_one_character(tmp_path: Path) -> None:
     assert read_one(tmp_path, title="kite \ud83e\ude81, torn \ud83e")["title"] == "kite 🪁, torn �"
 
 
@@ -113,7 +113,7 @@ def test_characters_in_two_halves_are_joined(tmp_path: Path) -> None:
         (None, None),
     ],
 )
-def test_category_paths_become_one_list(
+def test_category_paths_are_merged_into_one_list(
     tmp_path: Path, paths: list[list[str]] | None, expected: list[str] | None
 ) -> None:
     assert read_one(tmp_path, categories=paths)["categories"] == expected
@@ -125,14 +125,14 @@ def test_metadata_may_be_json(tmp_path: Path) -> None:
     assert items.row(0) == ("B00A", "A kite", None, None, None, None)
 
 
-def test_a_text_that_names_another_product_hides_nothing(tmp_path: Path) -> None:
+def test_text_that_quotes_another_product_does_not_confuse_the_filter(tmp_path: Path) -> None:
     quoting = {"description": "compare 'asin': 'B00X'", "asin": "B00A", "title": "A kite"}
     other = {"asin": "B00X", "description": "compare 'asin': 'B00A'", "title": "X kite"}
     _, items = read(tmp_path, [review("U1", "B00A", 1)], [repr(other), repr(quoting)])
     assert items.select("item_id", "title").rows() == [("B00A", "A kite")]
 
 
-def test_of_two_descriptions_the_first_counts(tmp_path: Path) -> None:
+def test_first_of_two_descriptions_is_used(tmp_path: Path) -> None:
     meta = [repr({"asin": "B00A", "title": title}) for title in ("first", "second")]
     _, items = read(tmp_path, [review("U1", "B00A", 1)], meta)
     assert items["title"].to_list() == ["first"]
@@ -144,7 +144,7 @@ def test_lines_of_unwanted_products_are_not_parsed(tmp_path: Path) -> None:
     assert items["item_id"].to_list() == ["B00A"]
 
 
-def test_code_in_the_metadata_is_never_run(tmp_path: Path) -> None:
+def test_code_in_metadata_is_never_executed(tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     line = f"{{'asin': 'B00A', 'title': open({str(trap)!r}, 'w').name}}"
     with pytest.raises(DataError, match="neither JSON nor a Python literal"):
@@ -171,7 +171,9 @@ def test_code_in_the_metadata_is_never_run(tmp_path: Path) -> None:
         (f'{{"reviewerID": "U", "asin": "B", "unixReviewTime": {2**63}}}', "not whole seconds"),
     ],
 )
-def test_a_bad_review_names_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+def test_raises_naming_file_and_line_of_a_bad_review(
+    tmp_path: Path, line: str, message: str
+) -> None:
     with pytest.raises(DataError) as caught:
         read(tmp_path, [REVIEWS[0], "", line], [])
     file = tmp_path / "reviews_Kites_5.json.gz"
@@ -186,22 +188,24 @@ def test_a_bad_review_names_file_and_line(tmp_path: Path, line: str, message: st
         ("{'asin': 'B00A', 'title': ", "neither JSON nor a Python literal"),
         ("{'title': 'a kite of nobody'}", "'asin' is missing"),
         ("garbage", "neither JSON nor a Python literal"),
-        ("{'asin': 'B00A', 'title': ['a']}", "['a'] stands for text in the metadata of B00A"),
-        ("{'asin': 'B00A', 'price': '$3'}", "'$3' stands for a price in the metadata of B00A"),
-        ("{'asin': 'B00A', 'price': True}", "True stands for a price"),
+        ("{'asin': 'B00A', 'title': ['a']}", "['a'] is not text in the metadata of B00A"),
+        ("{'asin': 'B00A', 'price': '$3'}", "'$3' is not a price in the metadata of B00A"),
+        ("{'asin': 'B00A', 'price': True}", "True is not a price"),
         (f"{{'asin': 'B00A', 'price': {10**400}}}", "in the metadata of B00A"),
-        ("{'asin': 'B00A', 'categories': ['Toys']}", "['Toys'] stands for category paths"),
-        ("{'asin': 'B00A', 'categories': [[1]]}", "1 stands for text"),
+        ("{'asin': 'B00A', 'categories': ['Toys']}", "['Toys'] is not a list of category paths"),
+        ("{'asin': 'B00A', 'categories': [[1]]}", "1 is not text"),
     ],
 )
-def test_bad_metadata_name_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+def test_raises_naming_file_and_line_of_bad_metadata(
+    tmp_path: Path, line: str, message: str
+) -> None:
     with pytest.raises(DataError) as caught:
         read(tmp_path, REVIEWS, [repr({"asin": "B00B"}), line])
     assert str(caught.value).startswith(f"{tmp_path / 'meta_Kites.json.gz'}, line 2: ")
     assert message in str(caught.value)
 
 
-def test_a_file_cut_short_says_so(tmp_path: Path) -> None:
+def test_raises_when_gzip_is_cut_short(tmp_path: Path) -> None:
     meta = write(tmp_path / "meta.json.gz", [])
     reviews = write(tmp_path / "reviews.json.gz", REVIEWS)
     reviews.write_bytes(reviews.read_bytes()[:-12])
@@ -209,7 +213,7 @@ def test_a_file_cut_short_says_so(tmp_path: Path) -> None:
         read_amazon(reviews, meta)
 
 
-def test_a_damaged_file_says_so(tmp_path: Path) -> None:
+def test_raises_when_gzip_checksum_is_wrong(tmp_path: Path) -> None:
     meta = write(tmp_path / "meta.json.gz", [])
     reviews = write(tmp_path / "reviews.json.gz", REVIEWS)
     content = bytearray(reviews.read_bytes())
@@ -219,26 +223,26 @@ def test_a_damaged_file_says_so(tmp_path: Path) -> None:
         read_amazon(reviews, meta)
 
 
-def test_a_page_instead_of_the_file_says_so(tmp_path: Path) -> None:
+def test_raises_when_file_is_not_gzip(tmp_path: Path) -> None:
     page = tmp_path / "reviews.json.gz"
     page.write_text("<html>please log in</html>")
     with pytest.raises(DataError, match=r"cannot be read after line 0 \(Not a gzipped file"):
         read_amazon(page, page)
 
 
-def test_text_that_is_not_utf8_names_the_line(tmp_path: Path) -> None:
+def test_raises_naming_the_line_that_is_not_utf8(tmp_path: Path) -> None:
     reviews = tmp_path / "reviews.json.gz"
     reviews.write_bytes(gzip.compress(REVIEWS[0].encode() + b"\n" + b'{"asin": "\xff"}\n'))
     with pytest.raises(DataError, match=r"reviews\.json\.gz, line 2: not UTF-8; delete the file"):
         read_amazon(reviews, reviews)
 
 
-def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_raises_when_file_is_missing(tmp_path: Path) -> None:
     missing = tmp_path / "reviews.json.gz"
     with pytest.raises(DataError, match=r"there is no file .*reviews\.json\.gz; fetch it first"):
         read_amazon(missing, missing)
 
 
-def test_a_file_without_reviews_says_so(tmp_path: Path) -> None:
+def test_raises_when_there_are_no_reviews(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"reviews_Kites_5\.json\.gz holds no reviews"):
         read(tmp_path, [""], [])

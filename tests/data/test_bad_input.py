@@ -1,4 +1,4 @@
-"""Every kind of bad input: one sentence that names the thing and says what to do."""
+"""Every kind of bad input raises one sentence: what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def message(folder: Path, **config: Any) -> str:
         Dataset.load(folder, config=DataConfig(**config))
     text = str(caught.value)
     assert "\n" not in text
-    assert "; " in text  # what is wrong; what to do
+    assert "; " in text  # separates what is wrong from what to do
     return text
 
 
-def test_no_folder_and_no_file(tmp_path: Path, shop: Path) -> None:
+def test_raises_when_folder_or_interactions_file_is_missing(tmp_path: Path, shop: Path) -> None:
     assert message(tmp_path / "nowhere") == (
         f"there is no folder {tmp_path / 'nowhere'}; check the path"
     )
@@ -48,27 +48,27 @@ def test_no_folder_and_no_file(tmp_path: Path, shop: Path) -> None:
     assert message(shop).startswith(f"{shop} has no interactions file; put interactions.parquet")
 
 
-def test_two_files_for_one_table(shop: Path) -> None:
+def test_raises_when_one_table_has_two_files(shop: Path) -> None:
     (shop / "interactions.jsonl").write_text("{}")
     assert message(shop) == (
-        f"{shop} has both interactions.csv and interactions.jsonl; keep the one that counts"
+        f"{shop} has both interactions.csv and interactions.jsonl; keep one of them"
     )
 
 
 @pytest.mark.parametrize("column", ["user_id", "item_id"])
-def test_missing_column(shop: Path, column: str) -> None:
+def test_raises_when_id_column_is_missing(shop: Path, column: str) -> None:
     (shop / "interactions.csv").write_text(GOOD.replace(column, "who"))
     found = message(shop)
     assert f"interactions.csv has no column {column} (it has: " in found
     assert "who" in found
 
 
-def test_missing_order(shop: Path) -> None:
+def test_raises_when_log_has_neither_position_nor_timestamp(shop: Path) -> None:
     (shop / "interactions.csv").write_text(GOOD.replace("timestamp", "when"))
     assert "has neither a position nor a timestamp column" in message(shop)
 
 
-def test_catalogue_without_item_id(shop: Path) -> None:
+def test_raises_when_catalogue_has_no_item_id(shop: Path) -> None:
     (shop / "items.csv").write_text("sku,title\nx,Ex\n")
     assert "items.csv has no column item_id (it has: sku, title)" in message(shop)
 
@@ -80,7 +80,7 @@ def parquet(frame: pl.DataFrame, file: Path) -> bytes:
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "garbage"])
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "csv.gz", "npy"])
-def test_unreadable_file(shop: Path, form: str, damage: str) -> None:
+def test_raises_when_file_is_empty_cut_or_garbage(shop: Path, form: str, damage: str) -> None:
     frame = pl.read_csv(GOOD.encode())
     stem = "embeddings" if form == "npy" else "interactions"
     if form != "npy":
@@ -102,18 +102,18 @@ def test_unreadable_file(shop: Path, form: str, damage: str) -> None:
     assert ("it is empty" in found) == (damage == "empty")
 
 
-def test_unreadable_csv(shop: Path) -> None:
+def test_raises_when_csv_is_unreadable(shop: Path) -> None:
     for content in (b"", b'user_id,item_id,timestamp\nu,"x,1\n', "é".encode("latin-1") * 9):
         (shop / "interactions.csv").write_bytes(content)
         assert "interactions.csv" in message(shop)
 
 
-def test_a_pickle_is_not_opened(shop: Path) -> None:
+def test_raises_rather_than_load_a_pickle(shop: Path) -> None:
     np.save(shop / "embeddings.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     assert "embeddings.npy: Object arrays cannot be loaded" in message(shop)
 
 
-def test_empty_tables(shop: Path) -> None:
+def test_raises_when_a_table_has_no_rows(shop: Path) -> None:
     (shop / "interactions.csv").write_text("user_id,item_id,timestamp\n")
     assert "interactions.csv has no rows; give at least one event" in message(shop)
     (shop / "interactions.csv").write_text(GOOD)
@@ -121,7 +121,7 @@ def test_empty_tables(shop: Path) -> None:
     assert "items.csv has no rows; give at least one item" in message(shop)
 
 
-def test_null_ids(shop: Path) -> None:
+def test_raises_when_ids_are_null_or_empty(shop: Path) -> None:
     (shop / "interactions.csv").write_text(GOOD + ',y,5\n"",z,6\n')
     assert "interactions.csv has 2 rows without user_id (first: row 5)" in message(shop)
     (shop / "interactions.csv").write_text(GOOD)
@@ -132,7 +132,7 @@ def test_null_ids(shop: Path) -> None:
         Dataset.from_frames(log)
 
 
-def test_mixed_type_ids(shop: Path) -> None:
+def test_raises_when_ids_have_mixed_or_nested_types(shop: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"user_id": "u", "item_id": item, "timestamp": n} for n, item in enumerate(["1", "x", 1])
     ]
@@ -146,7 +146,7 @@ def test_mixed_type_ids(shop: Path) -> None:
         Dataset.from_frames(nested)
 
 
-def test_timestamps_that_do_not_parse(shop: Path) -> None:
+def test_raises_when_timestamps_do_not_parse(shop: Path) -> None:
     (shop / "interactions.csv").write_text(GOOD.replace("u,y,2", "u,y,yesterday"))
     assert "1 row whose timestamp cannot be read (first: row 2, 'yesterday')" in message(shop)
     (shop / "interactions.csv").write_text(GOOD.replace("u,y,2", "u,y,"))
@@ -160,7 +160,7 @@ def test_timestamps_that_do_not_parse(shop: Path) -> None:
         Dataset.from_frames(log.with_columns(timestamp=pl.lit(True)))
 
 
-def test_items_in_the_log_but_not_in_the_catalogue(shop: Path) -> None:
+def test_unknown_items_raise_or_are_dropped_or_kept(shop: Path) -> None:
     (shop / "interactions.csv").write_text(GOOD + "v,ghost,5\n")
     assert "1 item of" in message(shop)
     assert "(first: 'ghost'); add them, or choose --unknown-items drop" in message(shop)
@@ -171,7 +171,7 @@ def test_items_in_the_log_but_not_in_the_catalogue(shop: Path) -> None:
     assert len(kept.histories.values) == 5
 
 
-def test_items_in_the_catalogue_but_not_in_the_log(shop: Path) -> None:
+def test_unused_items_are_kept_or_dropped_or_raise(shop: Path) -> None:
     (shop / "items.csv").write_text(ITEMS + "new,Novelty\n")
     assert "new" in Dataset.load(shop).item_ids
     assert "new" not in Dataset.load(shop, config=DataConfig(unused_items="drop")).item_ids
@@ -180,7 +180,7 @@ def test_items_in_the_catalogue_but_not_in_the_log(shop: Path) -> None:
     assert "is in no event (first: 'new'); remove them" in found
 
 
-def test_a_user_with_too_few_items_is_noted(shop: Path) -> None:
+def test_warns_of_users_with_too_few_items(shop: Path) -> None:
     notes = [str(note) for note in Dataset.load(shop).notes]
     assert notes == [
         f"1 user of {shop / 'interactions.csv'} has fewer than 3 items (first: 'v'); "
@@ -188,9 +188,9 @@ def test_a_user_with_too_few_items_is_noted(shop: Path) -> None:
     ]
 
 
-def test_duplicates_in_the_catalogue(shop: Path) -> None:
+def test_raises_when_catalogue_lists_an_item_twice(shop: Path) -> None:
     (shop / "items.csv").write_text(ITEMS + "x,Ex again\n")
-    assert "lists 1 item more than once (first: 'x', row 4); keep one row an item" in message(shop)
+    assert "lists 1 item more than once (first: 'x', row 4); keep one row per item" in message(shop)
 
 
 def nan_row(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -201,7 +201,7 @@ def nan_row(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(
     ("vectors", "expected"),
     [
-        (np.ones((2, 4), np.float32), "has 2 rows for 3 items; give one row an item"),
+        (np.ones((2, 4), np.float32), "has 2 rows for 3 items; give one row per item"),
         (np.ones(3, np.float32), "holds float32 of shape (3,); give floating-point"),
         (np.ones((3, 4), np.int64), "holds int64 of shape (3, 4)"),
         (
@@ -212,7 +212,9 @@ def nan_row(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         (np.diag([1.0, 1, 0]), "has 1 all-zero vector (first: row 3, item 'z')"),
     ],
 )
-def test_bad_embeddings(shop: Path, vectors: np.ndarray[Any, Any], expected: str) -> None:
+def test_raises_when_embeddings_are_bad(
+    shop: Path, vectors: np.ndarray[Any, Any], expected: str
+) -> None:
     np.save(shop / "embeddings.npy", vectors)
     assert expected in message(shop)
 
@@ -227,19 +229,21 @@ def test_bad_embeddings(shop: Path, vectors: np.ndarray[Any, Any], expected: str
         ({"item_id": ["x", "y", "z"], "v": [1.0, 2.0, 3.0]}, "has the columns item_id, v"),
     ],
 )
-def test_bad_embeddings_by_id(shop: Path, columns: dict[str, Any], expected: str) -> None:
+def test_raises_when_embeddings_by_id_are_bad(
+    shop: Path, columns: dict[str, Any], expected: str
+) -> None:
     pl.DataFrame(columns).write_parquet(shop / "embeddings.parquet")
     assert expected in message(shop)
 
 
-def test_everything_filtered_out(shop: Path) -> None:
+def test_raises_when_filters_leave_no_item(shop: Path) -> None:
     assert message(shop, k_core=5) == (
         f"no user or item of {shop / 'interactions.csv'} is left in its 5-core; "
         "choose a smaller --k-core"
     )
 
 
-def test_the_command_says_it_in_one_sentence(shop: Path, maskgr: Callable[..., Outcome]) -> None:
+def test_command_reports_the_error_in_one_line(shop: Path, maskgr: Callable[..., Outcome]) -> None:
     outcome = maskgr("train", shop, "--k-core", 5, "--out", shop / "run")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("error: no user or item of ")
@@ -247,7 +251,7 @@ def test_the_command_says_it_in_one_sentence(shop: Path, maskgr: Callable[..., O
     assert not (shop / "run").exists()
 
 
-def test_inspect_finds_all_problems_at_once(shop: Path, maskgr: Callable[..., Outcome]) -> None:
+def test_inspect_reports_all_problems_at_once(shop: Path, maskgr: Callable[..., Outcome]) -> None:
     (shop / "interactions.csv").write_text(GOOD + ",x,5\nw,ghost,6\nw,x,never\n")
     (shop / "items.csv").write_text(ITEMS + "x,Ex again\nnew,Novelty\n")
     np.save(shop / "embeddings.npy", np.zeros((4, 2)))
@@ -264,7 +268,7 @@ def test_inspect_finds_all_problems_at_once(shop: Path, maskgr: Callable[..., Ou
     assert all(problem["fix"] for problem in report["problems"])
 
 
-def test_inspect_of_what_cannot_be_read(shop: Path, maskgr: Callable[..., Outcome]) -> None:
+def test_inspect_reports_an_unreadable_log(shop: Path, maskgr: Callable[..., Outcome]) -> None:
     (shop / "interactions.csv").write_text("what,ever\n1,2\n")
     outcome = maskgr("data", "inspect", shop, "--json")
     report = json.loads(outcome.out)
@@ -274,7 +278,7 @@ def test_inspect_of_what_cannot_be_read(shop: Path, maskgr: Callable[..., Outcom
     assert "has no column user_id or item_id" in maskgr("data", "inspect", shop).out
 
 
-def test_inspect_of_a_saved_folder_that_was_changed(
+def test_inspect_reports_a_changed_file_of_a_saved_folder(
     shop: Path, maskgr: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     Dataset.load(shop).save(tmp_path / "saved")
@@ -286,7 +290,7 @@ def test_inspect_of_a_saved_folder_that_was_changed(
     assert "items.parquet" in outcome.out
 
 
-def test_times_beyond_all_dates_are_left_out(shop: Path) -> None:
+def test_timestamps_out_of_range_become_nat(shop: Path) -> None:
     log = pl.DataFrame({"user_id": ["u"] * 3, "item_id": ["a", "b", "c"], "position": [0, 1, 2]})
     times = Dataset.from_frames(log.with_columns(timestamp=pl.Series([1e300, 1.0, 2.0]))).timestamps
     assert times is not None

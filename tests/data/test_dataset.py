@@ -1,4 +1,4 @@
-"""What a dataset is made of, from files and frames of every kind."""
+"""Datasets from files and frames of every format: IDs, order, filters, saving."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LOG = pl.DataFrame(
 ITEMS = pl.DataFrame({"item_id": ["x", "y", "z"], "title": ["Ex", "Why", "Zed"]})
 
 
-def told(dataset: Dataset) -> dict[Any, list[Any]]:
-    """Every user's items, by their IDs."""
+def histories_by_id(dataset: Dataset) -> dict[Any, list[Any]]:
+    """User ID -> item IDs."""
     rows = zip(dataset.users, dataset.histories, strict=True)
     return {user: dataset.item_ids.gather(history).to_list() for user, history in rows}
 
@@ -48,17 +48,17 @@ def write(frame: pl.DataFrame, file: Path) -> None:
 
 @pytest.mark.parametrize("gz", ["", ".gz"])
 @pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
-def test_a_folder_of_any_format(tmp_path: Path, form: str, gz: str) -> None:
-    folder = tmp_path / "mein Laden – été"  # spaces and non-ASCII text are ordinary names
+def test_folder_of_any_format_loads(tmp_path: Path, form: str, gz: str) -> None:
+    folder = tmp_path / "mein Laden – été"  # spaces and non-ASCII characters are allowed
     folder.mkdir()
     write(LOG, folder / f"interactions.{form}{gz}")
     write(ITEMS, folder / f"items.{form}{gz}")
     dataset = Dataset.load(folder)
-    assert told(dataset) == {"ann": ["y", "z", "x"], "bob": ["x", "y"]}
+    assert histories_by_id(dataset) == {"ann": ["y", "z", "x"], "bob": ["x", "y"]}
     assert dataset.items.equals(ITEMS)
 
 
-def test_frames_of_polars_and_pandas_agree() -> None:
+def test_polars_and_pandas_frames_give_the_same_dataset() -> None:
     ours = Dataset.from_frames(LOG, ITEMS)
     theirs = Dataset.from_frames(LOG.to_pandas(), ITEMS.to_pandas())
     lazy = Dataset.from_frames(LOG.lazy(), ITEMS.lazy())
@@ -78,18 +78,18 @@ def test_frames_of_polars_and_pandas_agree() -> None:
         [True, False, True],
     ],
 )
-def test_ids_of_any_scalar_type_stay_as_written(ids: list[Any], tmp_path: Path) -> None:
+def test_ids_of_any_scalar_type_are_kept(ids: list[Any], tmp_path: Path) -> None:
     log = pl.DataFrame({"user_id": ids, "item_id": ids, "position": [0, 0, 1]})
     dataset = Dataset.from_frames(log)
-    assert told(dataset) == {ids[0]: [ids[0], ids[0]], ids[1]: [ids[1]]}
+    assert histories_by_id(dataset) == {ids[0]: [ids[0], ids[0]], ids[1]: [ids[1]]}
     dataset.save(tmp_path / "saved")
-    assert told(Dataset.load(tmp_path / "saved")) == told(dataset)
+    assert histories_by_id(Dataset.load(tmp_path / "saved")) == histories_by_id(dataset)
 
 
-def test_csv_ids_are_text_and_meet_the_numbers_of_a_parquet_catalogue(tmp_path: Path) -> None:
+def test_csv_text_ids_match_numbers_of_a_parquet_catalogue(tmp_path: Path) -> None:
     (tmp_path / "interactions.csv").write_text("user_id,item_id,position\n007,1,0\n7,2,0\n")
     pl.DataFrame({"item_id": [1, 2]}).write_parquet(tmp_path / "items.parquet")
-    assert told(Dataset.load(tmp_path)) == {"007": [1], "7": [2]}
+    assert histories_by_id(Dataset.load(tmp_path)) == {"007": [1], "7": [2]}
     (tmp_path / "interactions.csv").write_text("user_id,item_id,position\nu,01,0\n")
     with pytest.raises(DataError, match=r"item_id is String in .* and Int64 in .* the same way"):
         Dataset.load(tmp_path)
@@ -107,7 +107,7 @@ INSTANTS = [datetime(2024, 5, 1, 12, 30, tzinfo=UTC), datetime(2023, 5, 1, tzinf
         [date(2024, 5, 1), date(2023, 5, 1)],
         [t.replace(tzinfo=None) for t in INSTANTS],
         INSTANTS,
-        pl.Series(INSTANTS).dt.convert_time_zone("Pacific/Auckland"),  # there it is the day after
+        pl.Series(INSTANTS).dt.convert_time_zone("Pacific/Auckland"),  # the next day there
         [int(t.timestamp()) for t in INSTANTS],
         [t.timestamp() for t in INSTANTS],
         [str(int(t.timestamp())) for t in INSTANTS],
@@ -116,16 +116,16 @@ INSTANTS = [datetime(2024, 5, 1, 12, 30, tzinfo=UTC), datetime(2023, 5, 1, tzinf
         [int(t.timestamp()) * 1_000_000_000 for t in INSTANTS],
     ],
 )
-def test_timestamps_of_every_common_form(times: list[Any]) -> None:
+def test_timestamps_of_common_forms_are_parsed(times: list[Any]) -> None:
     log = pl.DataFrame({"user_id": ["u", "u"], "item_id": ["late", "early"], "timestamp": times})
     dataset = Dataset.from_frames(log)
-    assert told(dataset) == {"u": ["early", "late"]}
+    assert histories_by_id(dataset) == {"u": ["early", "late"]}
     assert dataset.timestamps is not None
     days = dataset.timestamps.astype("datetime64[D]").astype(str).tolist()
     assert days == ["2023-05-01", "2024-05-01"]
 
 
-def test_position_wins_over_timestamp_and_ties_keep_the_files_order() -> None:
+def test_position_precedes_timestamp_and_ties_keep_file_order() -> None:
     log = pl.DataFrame(
         {
             "user_id": ["u"] * 4,
@@ -135,25 +135,25 @@ def test_position_wins_over_timestamp_and_ties_keep_the_files_order() -> None:
         }
     )
     dataset = Dataset.from_frames(log)
-    assert told(dataset) == {"u": ["d", "b", "c", "a"]}
+    assert histories_by_id(dataset) == {"u": ["d", "b", "c", "a"]}
     assert [note.message for note in dataset.notes if "timestamp" in note.message] == [
         "the given interactions has 1 row without a readable timestamp"
     ]
 
 
 @pytest.mark.parametrize("scale", [1, 2.0**0.5, 2**40])
-def test_order_is_by_value_whatever_its_range(scale: float) -> None:
+def test_events_are_sorted_for_any_range_of_positions(scale: float) -> None:
     rng = np.random.default_rng(0)
     users, times = rng.integers(5, size=200), rng.integers(1000, size=200)
     log = pl.DataFrame({"user_id": users, "item_id": np.arange(200), "position": times * scale})
-    for user, items in told(Dataset.from_frames(log)).items():
+    for user, items in histories_by_id(Dataset.from_frames(log)).items():
         mine = np.flatnonzero(users == user)
         assert items == mine[np.argsort(times[mine], kind="stable")].tolist()
 
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=1), st.integers(1, 4))
-def test_k_core_against_removal_one_by_one(pairs: list[tuple[int, int]], k: int) -> None:
+def test_k_core_equals_removal_one_by_one(pairs: list[tuple[int, int]], k: int) -> None:
     left = list(pairs)
     while True:
         users = [u for u, _ in left]
@@ -174,13 +174,15 @@ def test_k_core_against_removal_one_by_one(pairs: list[tuple[int, int]], k: int)
     assert set(dataset.item_ids) == {item for _, item in left}
 
 
-def test_repeats_are_kept_unless_asked() -> None:
+def test_repeats_are_kept_by_default_and_dropped_on_request() -> None:
     log = pl.DataFrame({"user_id": "u", "item_id": list("abab"), "position": [0, 1, 2, 3]})
-    assert told(Dataset.from_frames(log)) == {"u": ["a", "b", "a", "b"]}
-    assert told(Dataset.from_frames(log, config=DataConfig(repeats="drop"))) == {"u": ["a", "b"]}
+    assert histories_by_id(Dataset.from_frames(log)) == {"u": ["a", "b", "a", "b"]}
+    assert histories_by_id(Dataset.from_frames(log, config=DataConfig(repeats="drop"))) == {
+        "u": ["a", "b"]
+    }
 
 
-def test_embeddings_follow_their_items(tmp_path: Path) -> None:
+def test_embeddings_stay_with_their_items(tmp_path: Path) -> None:
     vectors = np.arange(1, 7, dtype=np.float32).reshape(3, 2)
     filtered = Dataset.from_frames(
         LOG.filter(pl.col("item_id") != "y"),
@@ -201,7 +203,7 @@ def test_embeddings_follow_their_items(tmp_path: Path) -> None:
     assert by_id.tolist() == vectors.tolist()
 
 
-def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
+def test_save_and_load_round_trip(tmp_path: Path) -> None:
     items = ITEMS.with_columns(categories=pl.Series([["a", "b"], [], None]), price=1.5)
     dataset = Dataset.from_frames(LOG, items, embeddings=np.eye(3, dtype=np.float16))
     dataset.save(tmp_path / "a folder/ünïcode")
@@ -214,14 +216,14 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     assert np.array_equal(again.embeddings, dataset.embeddings)  # type: ignore[arg-type]
 
 
-def test_memory_is_flat() -> None:
+def test_histories_are_flat_arrays() -> None:
     dataset = Dataset.from_frames(LOG, ITEMS)
     assert dataset.histories.values.dtype == np.int32
     assert dataset.histories.offsets.dtype == np.int64
     assert len(dataset.histories.values) == len(LOG)
 
 
-def test_the_fingerprint_sees_every_change() -> None:
+def test_fingerprint_changes_with_ids_and_order() -> None:
     seen = {
         Dataset.from_frames(LOG, ITEMS).fingerprint,
         Dataset.from_frames(LOG.head(4), ITEMS).fingerprint,
@@ -232,6 +234,6 @@ def test_the_fingerprint_sees_every_change() -> None:
     assert len(seen) == 5
 
 
-def test_pandas_nulls_and_lists_survive() -> None:
+def test_pandas_nulls_and_lists_are_kept() -> None:
     items = pd.DataFrame({"item_id": ["x", "y", "z"], "tags": [["a"], None, []]})
     assert Dataset.from_frames(LOG, items).items["tags"].to_list() == [["a"], None, []]

@@ -1,4 +1,4 @@
-"""Downloads against a server on this machine that misbehaves as real ones do."""
+"""Downloads from a local server that drops, changes and refuses files as real ones do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HALF = len(BODY) // 2
 
 @dataclass
 class Behaviour:
-    """What the server does, and what it was asked for."""
+    """Settings of the server, and the requests it received."""
 
     body: bytes = BODY
     etag: str | None = '"one"'
@@ -111,15 +111,18 @@ def beside(target: Path) -> set[str]:
     return {file.name for file in target.parent.iterdir()} - {target.name}
 
 
-def leave_half(target: Path, url: str, mark: str = '"one"', content: bytes = BODY[:HALF]) -> None:
-    """What a killed download leaves."""
+def leave_partial(
+    target: Path, url: str, validator: str = '"one"', content: bytes = BODY[:HALF]
+) -> None:
+    """Writes the files that a killed download leaves."""
     target.parent.mkdir(parents=True)
     part = target.with_name("thing.gz.part")
     part.write_bytes(content)
-    part.with_name("thing.gz.part.json").write_text(json.dumps({"url": url, "mark": mark}))
+    origin = {"url": url, "validator": validator}
+    part.with_name("thing.gz.part.json").write_text(json.dumps(origin))
 
 
-def test_a_file_is_downloaded_once_and_its_checksum_kept(server: Behaviour, target: Path) -> None:
+def test_file_is_downloaded_once_and_its_checksum_recorded(server: Behaviour, target: Path) -> None:
     assert fetch_file(server.url, target) == target
     assert fetch_file(server.url, target) == target
     assert target.read_bytes() == BODY
@@ -129,7 +132,7 @@ def test_a_file_is_downloaded_once_and_its_checksum_kept(server: Behaviour, targ
     assert beside(target) == {record.name}
 
 
-def test_a_file_with_a_published_md5_needs_no_record(server: Behaviour, target: Path) -> None:
+def test_file_with_published_md5_needs_no_record(server: Behaviour, target: Path) -> None:
     md5 = hashlib.md5(BODY).hexdigest()
     for _ in range(2):
         fetch_file(server.url, target, md5=md5)
@@ -138,7 +141,7 @@ def test_a_file_with_a_published_md5_needs_no_record(server: Behaviour, target: 
     assert beside(target) == set()
 
 
-def test_a_dropped_connection_goes_on_where_it_stopped(server: Behaviour, target: Path) -> None:
+def test_dropped_connection_is_resumed(server: Behaviour, target: Path) -> None:
     server.drops = 2
     fetch_file(server.url, target)
     assert target.read_bytes() == BODY
@@ -147,14 +150,14 @@ def test_a_dropped_connection_goes_on_where_it_stopped(server: Behaviour, target
     assert beside(target) == {"thing.gz.sha256"}
 
 
-def test_a_later_run_goes_on_where_a_killed_one_stopped(server: Behaviour, target: Path) -> None:
-    leave_half(target, server.url)
+def test_later_run_resumes_a_killed_one(server: Behaviour, target: Path) -> None:
+    leave_partial(target, server.url)
     fetch_file(server.url, target)
     assert target.read_bytes() == BODY
     assert server.ranges_asked() == [f"bytes={HALF}-"]
 
 
-def test_the_date_marks_the_version_where_the_etag_is_weak(server: Behaviour, target: Path) -> None:
+def test_date_is_the_validator_when_etag_is_weak(server: Behaviour, target: Path) -> None:
     server.etag, server.modified, server.drops = 'W/"x"', "Wed, 01 Jan 2014 00:00:00 GMT", 1
     fetch_file(server.url, target)
     assert target.read_bytes() == BODY
@@ -162,14 +165,14 @@ def test_the_date_marks_the_version_where_the_etag_is_weak(server: Behaviour, ta
     assert server.ranges_asked() == [None, f"bytes={HALF}-"]
 
 
-def test_without_a_mark_nothing_is_continued(server: Behaviour, target: Path) -> None:
+def test_starts_over_when_server_sends_no_validator(server: Behaviour, target: Path) -> None:
     server.etag, server.drops = None, 1
     fetch_file(server.url, target)
     assert target.read_bytes() == BODY
     assert server.ranges_asked() == [None, None]
 
 
-def test_a_server_without_ranges_starts_over(server: Behaviour, target: Path) -> None:
+def test_starts_over_when_server_has_no_ranges(server: Behaviour, target: Path) -> None:
     server.ranges, server.drops = False, 1
     fetch_file(server.url, target)
     assert target.read_bytes() == BODY
@@ -177,60 +180,60 @@ def test_a_server_without_ranges_starts_over(server: Behaviour, target: Path) ->
 
 
 @pytest.mark.parametrize("if_range", [True, False])
-def test_a_changed_file_is_not_joined_to_the_old_half(
+def test_changed_file_is_not_joined_to_the_old_part(
     server: Behaviour, target: Path, if_range: bool
 ) -> None:
-    leave_half(target, server.url, mark='"zero"', content=b"\0" * HALF)
+    leave_partial(target, server.url, validator='"zero"', content=b"\0" * HALF)
     server.if_range = if_range
     fetch_file(server.url, target)
     assert target.read_bytes() == BODY
 
 
-def test_a_range_that_was_not_asked_for_is_not_used(server: Behaviour, target: Path) -> None:
-    leave_half(target, server.url)
+def test_wrong_range_is_not_used(server: Behaviour, target: Path) -> None:
+    leave_partial(target, server.url)
     server.shift = 1
     fetch_file(server.url, target)
     assert target.read_bytes() == BODY
     assert server.ranges_asked() == [f"bytes={HALF}-", None]
 
 
-def test_a_half_of_another_url_is_not_used(server: Behaviour, target: Path) -> None:
-    leave_half(target, server.url + "?old", content=b"\0" * HALF)
+def test_part_of_another_url_is_not_used(server: Behaviour, target: Path) -> None:
+    leave_partial(target, server.url + "?old", content=b"\0" * HALF)
     fetch_file(server.url, target)
     assert target.read_bytes() == BODY
     assert server.ranges_asked() == [None]
 
 
-@pytest.mark.parametrize("note", ["", "[]", "{}", '{"url": '])
-def test_a_half_with_a_damaged_note_is_not_used(server: Behaviour, target: Path, note: str) -> None:
-    leave_half(target, server.url, content=b"\0" * HALF)
-    target.with_name("thing.gz.part.json").write_text(note)
+@pytest.mark.parametrize("origin", ["", "[]", "{}", '{"url": '])
+def test_part_of_unknown_origin_is_not_used(server: Behaviour, target: Path, origin: str) -> None:
+    leave_partial(target, server.url, content=b"\0" * HALF)
+    target.with_name("thing.gz.part.json").write_text(origin)
     fetch_file(server.url, target)
     assert target.read_bytes() == BODY
     assert server.ranges_asked() == [None]
 
 
-def test_a_half_that_is_longer_than_the_file_is_dropped(server: Behaviour, target: Path) -> None:
-    leave_half(target, server.url, content=BODY + b"more")
+def test_part_longer_than_the_file_is_discarded(server: Behaviour, target: Path) -> None:
+    leave_partial(target, server.url, content=BODY + b"more")
     fetch_file(server.url, target)
     assert target.read_bytes() == BODY
     assert server.ranges_asked() == [f"bytes={len(BODY) + 4}-", None]
 
 
-def test_a_busy_server_is_asked_again(server: Behaviour, target: Path) -> None:
+def test_busy_server_is_asked_again(server: Behaviour, target: Path) -> None:
     server.statuses = [503, 429]
     fetch_file(server.url, target)
     assert target.read_bytes() == BODY
 
 
-def test_a_connection_that_always_drops_is_given_up(server: Behaviour, target: Path) -> None:
+def test_raises_after_five_dropped_connections(server: Behaviour, target: Path) -> None:
     server.drops = 99
     with pytest.raises(SourceError) as caught:
         fetch_file(server.url, target)
     arrived = target.with_name("thing.gz.part").stat().st_size
     assert str(caught.value) == (
         f"cannot download {server.url} ({arrived} of {len(BODY)} bytes arrived; 5 attempts); "
-        f"run again to go on from there, or fetch it elsewhere and put it at {target}"
+        f"run again to resume, or fetch it elsewhere and put it at {target}"
     )
     assert len(server.requests) == 5
     assert not target.exists()
@@ -240,7 +243,9 @@ def test_a_connection_that_always_drops_is_given_up(server: Behaviour, target: P
     assert server.ranges_asked()[-1] == f"bytes={arrived}-"
 
 
-def test_a_missing_file_names_the_url_and_where_to_put_it(server: Behaviour, target: Path) -> None:
+def test_raises_naming_url_and_target_when_server_lacks_the_file(
+    server: Behaviour, target: Path
+) -> None:
     server.statuses = [404]
     with pytest.raises(SourceError) as caught:
         fetch_file(server.url, target)
@@ -251,7 +256,7 @@ def test_a_missing_file_names_the_url_and_where_to_put_it(server: Behaviour, tar
     assert len(server.requests) == 1
 
 
-def test_no_network_names_the_url_and_where_to_put_it(
+def test_raises_naming_url_and_target_when_offline(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def offline(*_: object, **__: object) -> None:
@@ -268,7 +273,7 @@ def test_no_network_names_the_url_and_where_to_put_it(
     )
 
 
-def test_wrong_bytes_are_deleted(server: Behaviour, target: Path) -> None:
+def test_download_with_wrong_md5_is_deleted(server: Behaviour, target: Path) -> None:
     md5 = hashlib.md5(b"something else").hexdigest()
     with pytest.raises(SourceError) as caught:
         fetch_file(server.url, target, md5=md5)
@@ -280,8 +285,8 @@ def test_wrong_bytes_are_deleted(server: Behaviour, target: Path) -> None:
     assert list(target.parent.iterdir()) == []
 
 
-def test_a_file_put_there_by_hand_is_accepted(server: Behaviour, target: Path) -> None:
-    leave_half(target, server.url)
+def test_file_put_there_by_hand_is_accepted(server: Behaviour, target: Path) -> None:
+    leave_partial(target, server.url)
     target.write_bytes(b"by hand")
     fetch_file(server.url, target)
     assert target.read_bytes() == b"by hand"
@@ -292,9 +297,7 @@ def test_a_file_put_there_by_hand_is_accepted(server: Behaviour, target: Path) -
     )
 
 
-def test_a_file_put_there_by_hand_must_have_the_published_md5(
-    server: Behaviour, target: Path
-) -> None:
+def test_raises_when_file_put_there_by_hand_has_wrong_md5(server: Behaviour, target: Path) -> None:
     target.parent.mkdir()
     target.write_bytes(b"by hand")
     with pytest.raises(SourceError, match=r"thing\.gz has MD5 \w{32} instead of \w{32} and was"):
@@ -302,7 +305,7 @@ def test_a_file_put_there_by_hand_must_have_the_published_md5(
     assert not target.exists()
 
 
-def test_later_damage_is_seen_and_the_next_run_mends_it(server: Behaviour, target: Path) -> None:
+def test_damaged_file_is_deleted_and_downloaded_again(server: Behaviour, target: Path) -> None:
     fetch_file(server.url, target)
     target.write_bytes(BODY[:-1] + b"!")
     with pytest.raises(SourceError, match="has changed since it was first used and was deleted"):
@@ -312,9 +315,7 @@ def test_later_damage_is_seen_and_the_next_run_mends_it(server: Behaviour, targe
     assert target.read_bytes() == BODY
 
 
-def test_a_checksum_that_was_never_finished_is_written_again(
-    server: Behaviour, target: Path
-) -> None:
+def test_incomplete_checksum_record_is_written_again(server: Behaviour, target: Path) -> None:
     fetch_file(server.url, target)
     record = target.with_name("thing.gz.sha256")
     whole = record.read_text()
@@ -323,7 +324,9 @@ def test_a_checksum_that_was_never_finished_is_written_again(
     assert record.read_text() == whole
 
 
-def test_a_forgotten_checksum_lets_another_file_in(server: Behaviour, target: Path) -> None:
+def test_file_can_be_replaced_after_its_checksum_is_forgotten(
+    server: Behaviour, target: Path
+) -> None:
     fetch_file(server.url, target)
     forget_checksum(target)
     forget_checksum(target)
@@ -331,7 +334,7 @@ def test_a_forgotten_checksum_lets_another_file_in(server: Behaviour, target: Pa
     assert fetch_file(server.url, target).read_bytes() == b"better"
 
 
-def test_the_checksum_of_a_file_that_was_taken_away_binds_no_other(
+def test_checksum_of_a_removed_file_does_not_apply_to_its_replacement(
     server: Behaviour, target: Path
 ) -> None:
     fetch_file(server.url, target)
@@ -343,7 +346,7 @@ def test_the_checksum_of_a_file_that_was_taken_away_binds_no_other(
     assert fetch_file(server.url, target).read_bytes() == b"by hand"
 
 
-def test_two_at_once_download_once(server: Behaviour, target: Path) -> None:
+def test_concurrent_calls_download_once(server: Behaviour, target: Path) -> None:
     threads = [threading.Thread(target=fetch_file, args=(server.url, target)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -354,7 +357,7 @@ def test_two_at_once_download_once(server: Behaviour, target: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_sentence(
+def test_raises_one_sentence_when_disk_is_full(
     server: Behaviour, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target.parent.mkdir()
@@ -386,7 +389,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_sees_the_progress(
+def test_progress_is_shown_on_a_terminal(
     server: Behaviour, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = Terminal()
@@ -406,14 +409,14 @@ def test_progress_can_be_turned_off(
     assert screen.getvalue() == ""
 
 
-def test_a_log_file_sees_no_progress(
+def test_no_progress_is_shown_without_a_terminal(
     server: Behaviour, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fetch_file(server.url, target)
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     monkeypatch.setenv("MASKGR_CACHE", "~/mine")

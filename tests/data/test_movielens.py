@@ -1,4 +1,4 @@
-"""The MovieLens zip, imitated."""
+"""Reading small archives in the format of ml-1m.zip."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def archive(folder: Path, ratings: str = RATINGS, movies: str | bytes = MOVIES) 
     return file
 
 
-def test_ratings_keep_the_order_of_the_file(tmp_path: Path) -> None:
+def test_ratings_keep_file_order(tmp_path: Path) -> None:
     interactions, _ = read_ml_1m(archive(tmp_path))
     assert interactions.schema == {
         "user_id": pl.String,
@@ -44,7 +44,7 @@ def test_ratings_keep_the_order_of_the_file(tmp_path: Path) -> None:
     ]
 
 
-def test_movies_come_in_order_of_first_appearance_and_only_if_rated(tmp_path: Path) -> None:
+def test_movies_are_those_rated_in_order_of_first_appearance(tmp_path: Path) -> None:
     _, items = read_ml_1m(archive(tmp_path))
     assert items.schema == {
         "item_id": pl.String,
@@ -58,7 +58,7 @@ def test_movies_come_in_order_of_first_appearance_and_only_if_rated(tmp_path: Pa
     ]
 
 
-def test_nothing_is_extracted(tmp_path: Path) -> None:
+def test_archive_is_not_extracted(tmp_path: Path) -> None:
     read_ml_1m(archive(tmp_path))
     assert [file.name for file in tmp_path.iterdir()] == ["ml-1m.zip"]
 
@@ -73,25 +73,27 @@ def test_nothing_is_extracted(tmp_path: Path) -> None:
         ("2::Another (1990)::War", ("1", None, None, None)),
     ],
 )
-def test_odd_movies(tmp_path: Path, line: str, expected: tuple[object, ...]) -> None:
+def test_unusual_movie_lines_are_parsed(
+    tmp_path: Path, line: str, expected: tuple[object, ...]
+) -> None:
     _, items = read_ml_1m(archive(tmp_path, ratings="1::1::5::9\n", movies=line))
     assert items.rows() == [expected]
 
 
-def test_a_byte_that_ends_lines_only_in_text_ends_none_here(tmp_path: Path) -> None:
+def test_unicode_line_break_does_not_end_a_line(tmp_path: Path) -> None:
     movies = b"1::Wait\x85for it (1990)::War\r\n2::Second (1991)::War\r\n"
     _, items = read_ml_1m(archive(tmp_path, ratings="1::2::5::9\r\n1::1::5::9\r\n", movies=movies))
     assert items["title"].to_list() == ["Second", "Wait\x85for it"]
 
 
-def test_a_movie_listed_twice_is_one_item(tmp_path: Path) -> None:
+def test_movie_listed_twice_is_one_item(tmp_path: Path) -> None:
     movies = "1::First (1990)::War\n1::Second (1991)::War\n"
     _, items = read_ml_1m(archive(tmp_path, ratings="1::1::5::9\n", movies=movies))
     assert items["title"].to_list() == ["First"]
 
 
 @pytest.mark.parametrize("line", ["7::20::5", "7::20::5::soon", "", "7::::5::9", "7::1::5::-9"])
-def test_a_malformed_rating_names_member_and_line(tmp_path: Path, line: str) -> None:
+def test_raises_naming_member_and_line_of_a_malformed_rating(tmp_path: Path, line: str) -> None:
     with pytest.raises(DataError) as caught:
         read_ml_1m(archive(tmp_path, ratings=f"1::1::1::1\n{line}\n1::1::1::1\n"))
     assert str(caught.value) == (
@@ -100,17 +102,17 @@ def test_a_malformed_rating_names_member_and_line(tmp_path: Path, line: str) -> 
     )
 
 
-def test_a_malformed_movie_names_member_and_line(tmp_path: Path) -> None:
+def test_raises_naming_member_and_line_of_a_malformed_movie(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ml-1m/movies\.dat, line 4 is malformed \('40::Kite'\)"):
         read_ml_1m(archive(tmp_path, movies=MOVIES + "40::Kite\n"))
 
 
-def test_an_empty_member_says_so(tmp_path: Path) -> None:
+def test_raises_when_member_is_empty(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ml-1m/ratings\.dat is empty"):
         read_ml_1m(archive(tmp_path, ratings=""))
 
 
-def test_a_missing_member_is_named(tmp_path: Path) -> None:
+def test_raises_when_member_is_missing(tmp_path: Path) -> None:
     file = tmp_path / "ml-1m.zip"
     with zipfile.ZipFile(file, "w") as files:
         files.writestr("ml-1m/ratings.dat", RATINGS)
@@ -118,14 +120,14 @@ def test_a_missing_member_is_named(tmp_path: Path) -> None:
         read_ml_1m(file)
 
 
-def test_a_file_that_is_not_a_zip_says_so(tmp_path: Path) -> None:
+def test_raises_when_file_is_not_a_zip(tmp_path: Path) -> None:
     file = tmp_path / "ml-1m.zip"
     file.write_text("<html>please log in</html>")
     with pytest.raises(DataError, match=r"cannot be read as a zip \(File is not a zip file\)"):
         read_ml_1m(file)
 
 
-def test_a_damaged_zip_says_so(tmp_path: Path) -> None:
+def test_raises_when_zip_is_damaged(tmp_path: Path) -> None:
     file = tmp_path / "ml-1m.zip"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as files:
         files.writestr("ml-1m/ratings.dat", RATINGS)
@@ -134,6 +136,6 @@ def test_a_damaged_zip_says_so(tmp_path: Path) -> None:
         read_ml_1m(file)
 
 
-def test_a_zip_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_raises_when_zip_is_missing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no file .*ml-1m\.zip; fetch it first"):
         read_ml_1m(tmp_path / "ml-1m.zip")

@@ -15,7 +15,7 @@ def lists(sequences: Sequences) -> list[list[int]]:
 
 
 @given(LISTS)
-def test_lists_go_in_and_come_out(rows: list[list[int]]) -> None:
+def test_lists_round_trip(rows: list[list[int]]) -> None:
     sequences = Sequences.of(rows)
     assert lists(sequences) == rows
     assert sequences.lengths.tolist() == [len(row) for row in rows]
@@ -24,36 +24,36 @@ def test_lists_go_in_and_come_out(rows: list[list[int]]) -> None:
 
 
 @given(LISTS, st.integers(0, 4))
-def test_last_keeps_the_most_recent(rows: list[list[int]], limit: int) -> None:
+def test_last_keeps_the_most_recent_values(rows: list[list[int]], limit: int) -> None:
     assert lists(Sequences.of(rows).last(limit)) == [
         row[max(0, len(row) - limit) :] for row in rows
     ]
 
 
 @given(LISTS, st.data())
-def test_select_takes_rows_in_the_order_asked(rows: list[list[int]], data: st.DataObject) -> None:
+def test_select_returns_rows_in_the_given_order(rows: list[list[int]], data: st.DataObject) -> None:
     picks = data.draw(st.lists(st.integers(0, len(rows) - 1))) if rows else []
     chosen = Sequences.of(rows).select(np.array(picks, dtype=np.int64))
     assert lists(chosen) == [rows[i] for i in picks]
 
 
 @given(LISTS)
-def test_repeats_are_second_and_later_visits(rows: list[list[int]]) -> None:
+def test_repeats_marks_all_but_the_first_occurrence(rows: list[list[int]]) -> None:
     expected = [value in row[:place] for row in rows for place, value in enumerate(row)]
     assert Sequences.of(rows).repeats().tolist() == expected
 
 
-def test_keep_leaves_empty_sequences_in_place() -> None:
+def test_keep_retains_empty_sequences() -> None:
     kept = Sequences.of([[1, 2], [3], [4, 5]]).keep(np.array([False, True, False, True, True]))
     assert lists(kept) == [[2], [], [4, 5]]
 
 
-def test_an_index_beyond_the_end_is_an_error() -> None:
+def test_raises_when_index_is_out_of_range() -> None:
     with pytest.raises(IndexError, match="sequence 2 of 2"):
         Sequences.of([[1], [2]])[2]
     assert Sequences.of([[1], [2]])[-1].tolist() == [2]
 
 
-def test_equality_is_of_content() -> None:
+def test_equality_compares_content() -> None:
     assert Sequences.of([[1, 2]]) == Sequences.of([[1, 2]])
     assert Sequences.of([[1, 2]]) != Sequences.of([[1], [2]])

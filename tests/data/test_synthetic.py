@@ -1,4 +1,4 @@
-"""The generated shop, and that its oracle says exactly what its users do."""
+"""The generated shop, and the exactness of its next-item probabilities."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shop() -> Shop:
 
 
 def histories_of(shop: Shop) -> Sequences:
-    """The log as the oracle wants it: each user's item rows in the order of time."""
+    """Each user's item indices in order of time."""
     rows = shop.items.select("item_id").with_row_index("row")
     events = shop.interactions.join(rows, on="item_id", how="left", maintain_order="left")
     users = events.group_by("user_id").agg("row").sort("user_id")
@@ -46,19 +46,19 @@ def recall_at_10(scores: npt.NDArray[np.float64], target: npt.NDArray[np.int32])
     return float(((scores > own).sum(axis=1) < 10).mean())
 
 
-def test_the_same_seed_gives_the_same_shop(shop: Shop) -> None:
+def test_same_seed_gives_the_same_shop(shop: Shop) -> None:
     again = generate(DEFAULT)
     assert again.interactions.equals(shop.interactions)
     assert again.items.equals(shop.items)
 
 
-def test_another_seed_gives_another_shop(shop: Shop) -> None:
+def test_different_seed_gives_a_different_shop(shop: Shop) -> None:
     other = generate(replace(DEFAULT, seed=1))
     assert not other.interactions.equals(shop.interactions)
     assert not other.items["title"].equals(shop.items["title"])
 
 
-def test_sizes_are_as_asked(shop: Shop) -> None:
+def test_sizes_are_as_configured(shop: Shop) -> None:
     lengths = shop.interactions.group_by("user_id").len()["len"].to_numpy()
     assert shop.items.height == shop.items["item_id"].n_unique() == 1000
     assert len(lengths) == 4000
@@ -68,7 +68,7 @@ def test_sizes_are_as_asked(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("mean", [3, 3.5, 6])
-def test_the_mean_length_may_be_either_end(mean: float) -> None:
+def test_mean_length_may_equal_min_or_max(mean: float) -> None:
     config = replace(DEFAULT, users=2000, min_length=3, mean_length=mean, max_length=6)
     lengths = generate(config).interactions.group_by("user_id").len()["len"].to_numpy()
     assert lengths.mean() == pytest.approx(mean, abs=4 * lengths.std() / np.sqrt(2000))
@@ -83,7 +83,7 @@ def test_small_shops_work(users: int, items: int) -> None:
     assert chances.sum(axis=1) == pytest.approx(np.ones(users), abs=1e-12)
 
 
-def test_the_log_looks_like_a_log(shop: Shop) -> None:
+def test_log_has_sorted_times_in_sessions(shop: Shop) -> None:
     log = shop.interactions
     assert log.schema == {"user_id": pl.String, "item_id": pl.String, "timestamp": pl.Int64}
     assert log["timestamp"].is_sorted()
@@ -113,25 +113,25 @@ def test_titles_name_brand_and_leaf_and_are_distinct(shop: Shop) -> None:
     assert (items["price"] > 0).all()
 
 
-def test_a_brand_that_fills_a_leaf_does_not_repeat_a_title() -> None:
+def test_titles_are_distinct_in_a_large_shop() -> None:
     crowded = generate(replace(DEFAULT, users=1, items=100_000))
     assert crowded.items["title"].n_unique() == 100_000
 
 
-def test_popularity_is_skewed_and_says_nothing_about_the_item_number(shop: Shop) -> None:
+def test_popularity_is_skewed_and_independent_of_the_item_index(shop: Shop) -> None:
     counts = np.bincount(histories_of(shop).values, minlength=1000)
     assert 0.38 < np.sort(counts)[-100:].sum() / counts.sum() < 0.5
     assert abs(np.corrcoef(counts, np.arange(1000))[0, 1]) < 4 / np.sqrt(1000)
 
 
-def test_every_item_can_come_first(shop: Shop) -> None:
+def test_every_item_can_be_first(shop: Shop) -> None:
     first = shop.next_item_probabilities(Sequences.of([[]]))
     assert first.shape == (1, 1000)
     assert first.sum() == pytest.approx(1, abs=1e-12)
     assert (first > 0).all()
 
 
-def test_probabilities_are_probabilities(shop: Shop) -> None:
+def test_probabilities_are_nonnegative_and_sum_to_one(shop: Shop) -> None:
     history, _ = leave_one_out(shop)
     chances = shop.next_item_probabilities(history)
     assert chances.shape == (4000, 1000)
@@ -182,7 +182,7 @@ def naive_next(shop: Shop, history: list[int]) -> list[float]:
         {"segments": 1},
     ],
 )
-def test_the_oracle_equals_enumeration(changes: dict[str, Any]) -> None:
+def test_probabilities_equal_enumeration(changes: dict[str, Any]) -> None:
     tiny = generate(replace(TINY, **changes))
     lists = [[], [0], [3, 3], [1, 4, 1, 8], *(h.tolist() for h in histories_of(tiny))]
     expected = [naive_next(tiny, history) for history in lists]
@@ -191,14 +191,14 @@ def test_the_oracle_equals_enumeration(changes: dict[str, Any]) -> None:
     )
 
 
-def test_chunks_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_size_does_not_change_the_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = generate(TINY)
     whole = tiny.next_item_probabilities(histories_of(tiny))
     monkeypatch.setattr(synthetic, "CHUNK", 40)  # four histories of ten items
     np.testing.assert_allclose(tiny.next_item_probabilities(histories_of(tiny)), whole, atol=1e-15)
 
 
-def test_an_impossible_history_is_answered_all_the_same() -> None:
+def test_impossible_history_still_gives_probabilities() -> None:
     strict = generate(replace(TINY, repeat=0.0, complement=1.0, loyalty=1.0))
     lists = [list(pair) for pair in itertools.product(range(10), repeat=2)]
     chances = strict.next_item_probabilities(Sequences.of(lists))
@@ -206,13 +206,13 @@ def test_an_impossible_history_is_answered_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("item", [-1, 10])
-def test_a_history_of_unknown_items_is_refused(item: int) -> None:
+def test_raises_when_history_has_unknown_items(item: int) -> None:
     with pytest.raises(DataError, match="0 to 9"):
         generate(TINY).next_item_probabilities(Sequences.of([[0, item]]))
 
 
-def questions(shop: Shop, past: npt.NDArray[np.int32]) -> Iterator[npt.NDArray[np.bool_]]:
-    """Sets of next items, (users, items) each, whose chances show every part of the process."""
+def item_sets(shop: Shop, past: npt.NDArray[np.int32]) -> Iterator[npt.NDArray[np.bool_]]:
+    """Sets of next items, (users, items) each, that cover every part of the process."""
     items, (users, length) = np.arange(shop.items.height), past.shape
     leaf, brand = shop.process.leaf[:-1], shop.process.brand[:-1]
     yield from (np.tile(items == item, (users, 1)) for item in items)
@@ -226,20 +226,20 @@ def questions(shop: Shop, past: npt.NDArray[np.int32]) -> Iterator[npt.NDArray[n
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3])
-def test_users_do_what_the_oracle_says(length: int) -> None:
-    """How often the next item is in a set, against the sum of the chances that it is."""
+def test_event_frequencies_match_the_probabilities(length: int) -> None:
+    """How often the next item is in a set, compared with the expected number."""
     config = replace(TINY, users=40_000, min_length=4, mean_length=4, max_length=4, repeat=0.3)
     crowd = generate(config)
     walks = histories_of(crowd).values.reshape(-1, 4)
     past, actual = walks[:, :length], walks[:, length]
     chances = crowd.next_item_probabilities(Sequences.of(past))
-    for among in questions(crowd, past):
+    for among in item_sets(crowd, past):
         chance = (chances * among).sum(axis=1)  # (users,)
         happened = among[np.arange(len(actual)), actual].sum()
         assert abs(happened - chance.sum()) <= 4 * np.sqrt((chance * (1 - chance)).sum()) + 1e-6
 
 
-def test_the_oracle_is_calibrated(shop: Shop) -> None:
+def test_top_probability_is_calibrated(shop: Shop) -> None:
     history, target = leave_one_out(shop)
     chances = shop.next_item_probabilities(history)
     top, hit = chances.max(axis=1), chances.argmax(axis=1) == target
@@ -247,8 +247,8 @@ def test_the_oracle_is_calibrated(shop: Shop) -> None:
     assert abs(hit.sum() - top.sum()) < 4 * error
 
 
-def test_the_oracle_beats_counting(shop: Shop) -> None:
-    """A known ceiling, far above popularity, with last-item counts between the two."""
+def test_oracle_beats_markov_chain_and_popularity(shop: Shop) -> None:
+    """The oracle is far above popularity, and a first-order Markov chain lies between."""
     history, target = leave_one_out(shop)
     oracle = shop.next_item_probabilities(history)
     counts = np.bincount(history.values, minlength=1000) + 1.0
@@ -266,8 +266,8 @@ def test_the_oracle_beats_counting(shop: Shop) -> None:
     assert worst + 0.1 < middle < best - 0.1
 
 
-def test_the_longer_history_matters(shop: Shop) -> None:
-    """What is known of the segment is worth more than the last item alone tells."""
+def test_full_history_predicts_better_than_last_item(shop: Shop) -> None:
+    """The full history tells more about the segment than the last item alone."""
     history, target = leave_one_out(shop)
     full, last = (
         recall_at_10(shop.next_item_probabilities(seen), target)
@@ -296,21 +296,21 @@ def test_the_longer_history_matters(shop: Shop) -> None:
         ({"skew": -1}, "skew must be a number from 0 to 3, not -1"),
     ],
 )
-def test_a_bad_config_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_raises_naming_the_bad_setting(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"^the generated shop's {message}$"):
         generate(replace(DEFAULT, **changes))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 @pytest.mark.parametrize("key", ["repeat", "recency", "complement", "loyalty"])
-def test_certainties_are_allowed(key: str, value: float) -> None:
+def test_probabilities_of_zero_and_one_are_allowed(key: str, value: float) -> None:
     sure = generate(replace(TINY, **{key: value}))  # type: ignore[arg-type]
     chances = sure.next_item_probabilities(histories_of(sure))
     assert chances.sum(axis=1) == pytest.approx(np.ones(30), abs=1e-12)
 
 
 @pytest.mark.parametrize(("focus", "skew"), [(0, 0), (8, 3)])
-def test_the_extremes_of_focus_and_skew_work(focus: float, skew: float) -> None:
+def test_extremes_of_focus_and_skew_work(focus: float, skew: float) -> None:
     odd = generate(replace(DEFAULT, users=50, focus=focus, skew=skew))
     chances = odd.next_item_probabilities(histories_of(odd))
     assert chances.sum(axis=1) == pytest.approx(np.ones(50), abs=1e-12)

@@ -8,9 +8,11 @@ from itertools import product
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from maskgr.decoding import sampling as sampling_module
-from maskgr.decoding.sampling import Samples, sample
+from maskgr.decoding.sampling import Samples, posterior, reverse_step, sample
 from maskgr.errors import RequestError
 from tests.decoding.toy import Toy, consistent, excluding, index
 
@@ -20,13 +22,13 @@ DRAWS = 20_000
 
 
 def draw(toy: Toy, steps: int, seed: int = 0, **options: object) -> Samples:
-    given = {"count": DRAWS, "temperature": 1.0, "constrained": True, **options}
+    settings = {"count": DRAWS, "temperature": 1.0, "constrained": True, **options}
     return sample(
         toy,
         index(DIGITS, SIZES),
         steps=steps,
         generator=torch.Generator().manual_seed(seed),
-        **given,  # type: ignore[arg-type]
+        **settings,  # type: ignore[arg-type]
     )
 
 
@@ -66,9 +68,31 @@ def exact(
     return {state: p for state, p in states.items() if p > 0}
 
 
+@given(st.floats(0.05, 1), st.floats(0, 1))
+def test_posterior_is_bayes_rule(t: float, fraction: float) -> None:
+    # The forward process masks a token at a uniform moment: p(masked at s) = s, and what is masked
+    # at s is masked at t > s. Bayes: p(masked at s | masked at t) = p(t | s) p(s) / p(t).
+    s = fraction * t
+    masked_at_t_given_clean_at_s = (t - s) / (1 - s) if s < 1 else 0.0
+    stays = 1 * s / t
+    reveals = masked_at_t_given_clean_at_s * (1 - s) / t
+    assert posterior(s, t) == (pytest.approx(stays), pytest.approx(reveals, abs=1e-12))
+
+
+def test_reverse_steps_undo_the_forward_process() -> None:
+    source = torch.Generator().manual_seed(0)
+    masked = torch.rand(40_000, generator=source) < 0.8
+    at_half = reverse_step(masked, 0.5, 0.8, source)
+    assert not (at_half & ~masked).any()
+    assert at_half.double().mean().item() == pytest.approx(0.5, abs=5 * 0.5 / 200)
+    assert not reverse_step(at_half, 0.0, 0.5, source).any()
+
+
 @pytest.mark.parametrize("constrained", [True, False])
 @pytest.mark.parametrize(("steps", "temperature"), [(1, 1.0), (2, 1.0), (5, 0.5), (3, 3.0)])
-def test_frequencies(steps: int, temperature: float, constrained: bool) -> None:
+def test_frequencies_equal_the_exact_distribution(
+    steps: int, temperature: float, constrained: bool
+) -> None:
     toy = Toy(SIZES)
     found = draw(toy, steps, temperature=temperature, constrained=constrained)
     for user in range(toy.users):
@@ -100,7 +124,7 @@ def test_excluded_items_are_not_drawn() -> None:
     assert drawn == [{1, 2, 4}, {-1}, {0, 1, 2, 3, 4}]
 
 
-def test_low_temperature_takes_the_most_likely() -> None:
+def test_low_temperature_draws_the_most_likely_codes() -> None:
     toy = Toy(SIZES)
     found = draw(toy, 1, count=50, temperature=1e-12, constrained=False)
     first = [level.argmax(dim=2) for level in toy.first()]  # (users, 1)
@@ -108,7 +132,7 @@ def test_low_temperature_takes_the_most_likely() -> None:
     assert torch.equal(found.digits, expected)
 
 
-def test_sessions_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_are_real_items_and_follow_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Toy(SIZES, items=2)
     found = draw(toy, 3, count=40)
     assert found.items.shape == (2, 40, 2)
@@ -126,10 +150,12 @@ def test_sessions_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"steps": 0}, "5 samples in 0 steps; give at least 1 of each"),
         ({"steps": 2, "count": 0}, "0 samples in 2 steps"),
-        ({"steps": 2, "temperature": 0.0}, "temperature 0.0 cannot be drawn at"),
-        ({"steps": 2, "temperature": math.nan}, "temperature nan cannot be drawn at"),
+        ({"steps": 2, "temperature": 0.0}, "temperature 0.0 is not positive"),
+        ({"steps": 2, "temperature": math.nan}, "temperature nan is not positive"),
     ],
 )
-def test_impossible_requests(options: dict[str, float], message: str) -> None:
+def test_raises_when_count_steps_or_temperature_are_not_positive(
+    options: dict[str, float], message: str
+) -> None:
     with pytest.raises(RequestError, match=message):
         draw(Toy(SIZES), **{"count": 5, **options})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A denoiser that is a table of arbitrary conditionals, and decoding by its definitions."""
+"""A denoiser that is a table of random conditionals, and decoding by its definition."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from maskgr.decoding.catalogue import Catalogue, Exclusions
+from maskgr.decoding.config import Order
 
 State = tuple[int | None, ...]  # the digits of a target, item after item; None is masked
 
@@ -68,20 +69,20 @@ class Toy:
 
 
 class Definition:
-    """What decoding should find, one target at a time."""
+    """The expected results of decoding, computed for one target at a time."""
 
     def __init__(
         self,
         toy: Toy,
         digits: Sequence[Sequence[int]],
-        order: str,
+        order: Order,
         counts: Sequence[int],
         *,
         constrained: bool = True,
         renormalise: Sequence[Sequence[int]] | None = None,
         orders: Sequence[Sequence[int]] = (),
     ) -> None:
-        """`digits`: of the items that may be found; `orders`: each user's, if random."""
+        """`digits`: those of the items to find; `orders`: each user's, for the random order."""
         self.toy, self.order, self.counts, self.orders = toy, order, counts, orders
         self.digits = [tuple(own) for own in digits]
         self.constrained = constrained
@@ -89,7 +90,7 @@ class Definition:
         self.m = len(toy.codebook_sizes)
 
     def log_probs(self, user: int, state: State) -> list[list[float]]:
-        """Position by position, as they enter scores; -inf where a code cannot be."""
+        """For each position the values that scores add up; -inf for impossible codes."""
         result = []
         for position, given in enumerate(self.toy.at(user, state)):
             values = given.double().tolist()
@@ -106,7 +107,7 @@ class Definition:
         return result
 
     def positions(self, user: int, state: State, count: int) -> list[int]:
-        """Those that a beam in this state reveals next."""
+        """The positions that a beam in this state reveals next."""
         masked = [position for position, digit in enumerate(state) if digit is None]
         if self.order == "random":
             masked.sort(key=list(self.orders[user]).index)
@@ -116,7 +117,7 @@ class Definition:
         return sorted(masked[:count])
 
     def children(self, user: int, state: State, count: int) -> list[tuple[State, float]]:
-        """By the whole product of codebooks."""
+        """All ways to fill in the next positions, from the product of their codebooks."""
         positions, values = self.positions(user, state, count), self.log_probs(user, state)
         result = []
         for codes in product(*(range(len(values[position])) for position in positions)):
@@ -146,7 +147,7 @@ class Definition:
         return beams
 
     def score(self, user: int, target: Sequence[int]) -> float:
-        """Of one target alone: its conditionals along the order in which it is revealed."""
+        """The sum of the target's conditionals along the order in which it is revealed."""
         state: State = (None,) * len(target)
         total = 0.0
         for count in self.counts:
@@ -175,7 +176,7 @@ def gap(values: Sequence[float], normalise: bool) -> float:
 
 
 def shop(sizes: Sequence[int], count: int, seed: int) -> list[list[int]]:
-    """Digits of some items, of which several may share theirs."""
+    """Random digits of some items; several may share theirs."""
     generator = torch.Generator().manual_seed(seed)
     columns = [torch.randint(size, (count,), generator=generator) for size in sizes]
     return torch.stack(columns, dim=1).tolist()

@@ -11,7 +11,7 @@ def network():
     )
 
 
-def test_decay_on_matrices_only():
+def test_only_matrices_are_decayed():
     model = network()
     decayed, rest = build_optimizer(model, 0.1, 0.5).param_groups
     assert decayed["weight_decay"] == 0.5
@@ -28,7 +28,7 @@ def test_every_trained_parameter_is_in_one_group():
     assert sorted(map(id, grouped)) == sorted(map(id, expected))
 
 
-def test_a_tied_table_is_not_decayed():
+def test_tied_table_is_not_decayed():
     model = network()
     head = nn.Linear(4, 5, bias=False)
     head.weight = model["table"].weight
@@ -59,7 +59,7 @@ def test_schedule_without_warmup_and_after_the_end():
     assert schedule(3, total=3, warmup=3) == 1
 
 
-def test_clipping_scales_the_common_norm():
+def test_clipping_scales_the_total_norm():
     model = nn.Linear(2, 1)
     model.weight.grad = torch.tensor([[3.0, 0.0]])
     model.bias.grad = torch.tensor([4.0])

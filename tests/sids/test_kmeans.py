@@ -2,6 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maskgr.sids import kmeans
 from maskgr.sids.kmeans import k_means, nearest, sample_rows
 
 
@@ -53,7 +54,7 @@ def test_every_code_is_used_when_there_are_as_many_distinct_points(codes, more, 
     assert len(np.unique(nearest(points, centroids))) == codes
 
 
-def test_fewer_distinct_points_than_codes_still_give_a_codebook():
+def test_codebook_is_filled_when_distinct_points_are_fewer_than_codes():
     points = np.repeat(np.eye(3, dtype=np.float32), 5, axis=0)
     centroids = k_means(points, 6, restarts=1, seed=0)
     assert centroids.shape == (6, 3)
@@ -66,9 +67,10 @@ def test_same_seed_same_centroids():
     assert (runs[0] == runs[1]).all()
 
 
-def test_sample_rows():
-    assert sample_rows(5, 9, 0).tolist() == [0, 1, 2, 3, 4]
-    rows = sample_rows(1000, 10, 0)
+def test_sample_is_limited_distinct_and_in_order(monkeypatch):
+    monkeypatch.setattr(kmeans, "SAMPLE", 5)
+    assert sample_rows(9, 2, 0).tolist() == list(range(9))
+    rows = sample_rows(1000, 2, 0)
     assert len(set(rows.tolist())) == 10
     assert (np.diff(rows) > 0).all()
-    assert (rows == sample_rows(1000, 10, 0)).all()
+    assert (rows == sample_rows(1000, 2, 0)).all()

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -11,12 +9,10 @@ import pytest
 
 from maskgr.data.dataset import Dataset
 from maskgr.errors import RequestError
-from maskgr.sids.config import EncoderConfig, QuantizerConfig
+from maskgr.sids.config import EncoderConfig, Policy, QuantizerConfig, SidsConfig
 from maskgr.sids.plot import draw
 from maskgr.sids.report import perplexity, portrait, report
 from maskgr.sids.semantic_ids import SemanticIds
-from maskgr.sids.uniqueness import Policy
-from tests.conftest import Outcome
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -37,13 +33,15 @@ def made(unique: Policy = "append") -> SemanticIds:
     log = pl.DataFrame({"user_id": "u", "item_id": items["item_id"], "position": range(80)})
     return SemanticIds.make(
         Dataset.from_frames(log, items, embeddings=vectors),
-        encoder=EncoderConfig(encoder="embeddings"),
-        quantizer=QuantizerConfig(levels=3, codes=8, components=0),
-        unique=unique,
+        SidsConfig(
+            EncoderConfig(encoder="embeddings"),
+            QuantizerConfig(levels=3, codes=8, components=0),
+            unique,
+        ),
     )
 
 
-def test_the_report_against_counting() -> None:
+def test_report_equals_counting_by_hand() -> None:
     sids = made()
     found = report(sids)
     tuples = [tuple(row) for row in sids.digits[:, :3].tolist()]
@@ -69,7 +67,7 @@ def test_reassigning_costs_distortion_and_is_reported() -> None:
     assert found.error_after > found.error_before
 
 
-def test_agreement_against_all_pairs() -> None:
+def test_agreement_equals_counting_all_pairs() -> None:
     sids = made()
     kinds = sids.items["categories"].to_list()
     pairs = list(combinations(range(80), 2))
@@ -84,12 +82,12 @@ def test_agreement_against_all_pairs() -> None:
     assert by_column["brand"].chance == 1  # only what is known is compared
 
 
-def test_perplexity() -> None:
+def test_perplexity_is_the_exponential_of_the_entropy() -> None:
     assert perplexity(np.array([5, 5, 5, 5, 0])) == pytest.approx(4)
     assert perplexity(np.array([9, 0])) == 1
 
 
-def test_portrait() -> None:
+def test_portrait_shows_prefixes_and_neighbours() -> None:
     sids = made()
     found = portrait(sids, "i2", neighbours=3)
     assert found.digits == tuple(sids.digits[2].tolist())
@@ -104,69 +102,14 @@ def test_portrait() -> None:
     assert len(found.neighbours) == 3
 
 
-def test_the_picture_is_a_png(tmp_path: Path) -> None:
+def test_picture_is_a_png(tmp_path: Path) -> None:
     sids = made()
     draw(sids, report(sids), tmp_path / "deep" / "report.png")
     assert (tmp_path / "deep" / "report.png").read_bytes().startswith(PNG)
 
 
-def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raises_when_matplotlib_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     sids = made()
     with pytest.raises(RequestError, match=r"pip install 'maskgr\[plots\]'"):
         draw(sids, report(sids), tmp_path / "x.png")
-
-
-def test_the_command(maskgr: Callable[..., Outcome], tmp_path: Path) -> None:
-    shop, out = tmp_path / "shop", tmp_path / "sids"
-    maskgr("data", "fetch", "synthetic", "--set", "users=60", "--set", "items=120", "--out", shop)
-    words = ("--levels", 3, "--codes", 16, "--picture", tmp_path / "p.png")
-    outcome = maskgr("sids", shop, "--out", out, *words, "--json")
-    assert outcome.code == 0, outcome.err
-    found = json.loads(outcome.out)
-    assert found["items"] == 120
-    assert found["unique_share_after"] == 1
-    assert {"codes_used", "perplexity", "reconstruction_error"} <= set(found["levels"][0])
-    assert (tmp_path / "p.png").exists()
-
-    shown = json.loads(maskgr("sids", "show", out, "SKU-00007", "--json").out)
-    assert shown["item"]["item_id"] == "SKU-00007"
-    assert len(shown["digits"]) == 4
-    text = maskgr("sids", "show", out, "SKU-00007").out
-    assert shown["item"]["title"] in " ".join(text.split())
-    assert "in common" in text
-
-    again = maskgr("sids", shop, "--out", out, "--unique", "reassign", "--codes", 16, "--levels", 3)
-    assert "unique after" in again.out
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--quantizer", "magic"], "there is no quantiser 'magic'"),
-        (["--encoder", "magic"], "there is no encoder 'magic'"),
-        (["--codes", "1"], "codes is 1; it must be 2 or more"),
-        (["--encoder", "embeddings"], "the dataset has none; put embeddings.npy"),
-        (["--template", "{colour}"], "colour"),
-        (["--set", "colour=blue"], "--set colour=blue is not key=value with a key of encoder"),
-        (["--set", "restarts=many"], "--set restarts=many: 'many' is not a valid int"),
-        (["--unique", "magic"], "there is no policy 'magic'"),
-    ],
-)
-def test_bad_requests(
-    maskgr: Callable[..., Outcome], tmp_path: Path, words: list[str], expected: str
-) -> None:
-    shop = tmp_path / "shop"
-    maskgr("data", "fetch", "synthetic", "--set", "users=20", "--set", "items=30", "--out", shop)
-    outcome = maskgr("sids", shop, "--out", tmp_path / "sids", *words)
-    assert outcome.code == 2
-    assert expected in outcome.err.splitlines()[-1]
-    assert not (tmp_path / "sids").exists()
-
-
-def test_missing_item_and_folder(maskgr: Callable[..., Outcome], tmp_path: Path) -> None:
-    made().save(tmp_path / "sids")
-    assert (
-        "item 'ghost' has no semantic ID" in maskgr("sids", "show", tmp_path / "sids", "ghost").err
-    )
-    assert "there is no folder" in maskgr("sids", "show", tmp_path / "nothing", "i1").err

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from maskgr.errors import DataError
-from maskgr.sids.text import item_texts, require_text, without_text
+from maskgr.sids.text import item_texts, require_text
 
 
 def table(**columns: object) -> pl.DataFrame:
@@ -108,11 +108,11 @@ def test_arrays_are_lists_too() -> None:
         ("text", "a;b|{c}", "a;b|{c}"),
     ],
 )
-def test_values(column: str, value: object, text: str) -> None:
+def test_values_are_written_plainly(column: str, value: object, text: str) -> None:
     assert item_texts(table(**{column: [value]}), f"{{{column}}}") == [text]
 
 
-def test_every_price_to_the_cent() -> None:
+def test_every_price_is_written_to_the_cent() -> None:
     cents = range(100_000)
     items = table(price=[c / 100 for c in cents])
     assert item_texts(items, "{price}") == [f"{c // 100}.{c % 100:02}" for c in cents]
@@ -130,7 +130,7 @@ def test_a_column_may_have_a_colon_in_its_name() -> None:
     assert item_texts(items, "{dc:title}") == ["A"]
 
 
-def test_no_items_no_texts() -> None:
+def test_no_items_give_no_texts() -> None:
     assert item_texts(table(title=["A"]).clear(), "{title}") == []
 
 
@@ -147,14 +147,13 @@ def test_no_items_no_texts() -> None:
         ("{title: > }", "joiner ' > ' for the column 'title', which holds no lists"),
     ],
 )
-def test_templates_that_cannot_be_used(template: str, message: str) -> None:
+def test_raises_when_a_template_cannot_be_used(template: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         item_texts(table(title=["A"], rank=[{"a": 1}]), template)
 
 
-def test_items_without_text_are_named() -> None:
+def test_raises_when_items_have_no_text() -> None:
     texts = ["a", "", "b", " "]
-    assert without_text(texts) == [1, 3]
     require_text(["a"], ["i0"])
     with pytest.raises(DataError, match=r"2 of 4 items have no text, the first is 'i1' in row 1"):
         require_text(texts, ["i0", "i1", "i2", "i3"])

@@ -17,7 +17,7 @@ from maskgr.sids.uniqueness import (
     place_new,
     reassign,
 )
-from maskgr.sids.vectors import normalise
+from maskgr.sids.vectors import prepare
 
 
 def tables(codes=3, levels=3, most=40):
@@ -29,20 +29,20 @@ def draw(count, dimensions=4, seed=0):
     return np.random.default_rng(seed).standard_normal((count, dimensions), dtype=np.float32)
 
 
-def fit(vectors, **settings):
-    return fit_quantizer(vectors, QuantizerConfig(**({"restarts": 1} | settings)))
+def fit(vectors, *, seed=0, normalise=True, **settings):
+    return fit_quantizer(vectors, QuantizerConfig(**settings), seed=seed, normalise=normalise)
 
 
 def squared_error(digits, vectors, quantizer):
-    return np.square(normalise(vectors) - quantizer.decode(digits)).sum(axis=1)
+    rows = prepare(vectors, normalise=quantizer.normalise)
+    return np.square(rows - quantizer.decode(digits)).sum(axis=1)
 
 
-def test_collisions():
+def test_collisions_count_items_per_tuple():
     found = collisions(np.array([[0, 1], [2, 2], [0, 1], [1, 1], [0, 1]], np.int32))
     assert sorted(found.group_sizes.tolist()) == [1, 1, 3]
     assert found.items == 5
     assert found.unique_share == 2 / 5
-    assert found.distinct_share == 3 / 5
 
 
 def test_append_counts_in_item_order():
@@ -76,12 +76,14 @@ def best_by_enumeration(digits, vectors, quantizer):
     return best
 
 
+@pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("name", ["residual-kmeans", "pq"])
-def test_reassign_is_the_best_of_all_assignments(name):
+def test_reassign_is_the_best_of_all_assignments(name, normalise):
     solved = 0
     for seed in range(40):
         vectors = draw(9, seed=seed)
-        quantizer = fit(vectors, quantizer=name, levels=2, codes=4, components=0, seed=seed)
+        settings = {"quantizer": name, "levels": 2, "codes": 4, "components": 0}
+        quantizer = fit(vectors, seed=seed, normalise=normalise, **settings)
         digits = quantizer.encode(vectors)
         expected = best_by_enumeration(digits, vectors, quantizer)
         if collisions(digits).unique_share == 1 or not np.isfinite(expected):
@@ -115,26 +117,26 @@ def test_reassign_without_collisions_changes_nothing():
     assert (reassign(digits, vectors, quantizer) == digits).all()
 
 
-def test_a_full_prefix_spills_to_the_nearest_other():
+def test_reassign_moves_items_beyond_a_full_prefix_to_the_nearest_other():
     vectors = draw(5, dimensions=3)
     quantizer = fit(draw(50, dimensions=3), levels=2, codes=4, components=0)
     result = reassign(np.zeros((5, 2), np.int32), vectors, quantizer)
     assert sorted(result[result[:, 0] == 0, 1].tolist()) == [0, 1, 2, 3]
-    spilt = int(np.flatnonzero(result[:, 0] != 0)[0])
-    row = normalise(vectors)[spilt]
+    moved = int(np.flatnonzero(result[:, 0] != 0)[0])
+    row = prepare(vectors, normalise=True)[moved]
     options = np.array([[code, 0] for code in range(1, 4)], np.int32)
     gaps = np.square(quantizer.decode(options, levels=1) - row).sum(axis=1)
-    assert result[spilt, 0] == options[gaps.argmin(), 0]
+    assert result[moved, 0] == options[gaps.argmin(), 0]
 
 
-def test_more_items_than_tuples():
+def test_raises_when_items_outnumber_tuples():
     vectors = draw(20)
     quantizer = fit(vectors, levels=2, codes=4)
     with pytest.raises(DataError, match=r"20 items .* 4 × 4 codes; raise --codes or --levels"):
         reassign(quantizer.encode(vectors), vectors, quantizer)
 
 
-def test_policies_by_name():
+def test_make_unique_applies_the_named_policy():
     vectors = draw(30)
     quantizer = fit(vectors, levels=3, codes=4)
     digits = quantizer.encode(vectors)
@@ -145,9 +147,17 @@ def test_policies_by_name():
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(["append", "reassign"]), st.integers(1, 30), st.integers(1, 25), st.data())
-def test_new_items_get_free_tuples_within_the_codebooks(policy, old_count, new_count, data):
-    quantizer = fit(draw(60), levels=3, codes=4, components=0)
+@given(
+    st.sampled_from(["append", "reassign"]),
+    st.booleans(),
+    st.integers(1, 30),
+    st.integers(1, 25),
+    st.data(),
+)
+def test_new_items_get_free_tuples_within_the_codebooks(
+    policy, normalise, old_count, new_count, data
+):
+    quantizer = fit(draw(60), normalise=normalise, levels=3, codes=4, components=0)
     seed = data.draw(st.integers(0, 999))
     vectors = draw(old_count, seed=seed)
     old = make_unique(policy, quantizer.encode(vectors), vectors, quantizer)
@@ -170,33 +180,50 @@ def test_new_items_keep_their_own_tuple_when_it_is_free():
     assert (placed[first] == own[first]).all()
 
 
-def test_a_new_item_gets_the_next_appended_digit_then_the_nearest_tuple():
-    vectors = draw(60)
-    quantizer = fit(vectors, levels=2, codes=4, components=0)
-    item = vectors[:1]
-    own = quantizer.encode(item)[0]
-    old = np.array([[*own, 0]], np.int32)
+@pytest.mark.parametrize("normalise", [True, False])
+def test_a_new_item_gets_the_next_appended_digit_then_the_nearest_tuple(normalise):
+    vectors = 3 * draw(60)
+    quantizer = fit(vectors, normalise=normalise, levels=2, codes=4, components=0)
     sizes = (4, 4, 2)
-    first = place_new("append", old, sizes, item, quantizer)
-    assert first.tolist() == [[*own, 1]]
-    second = place_new("append", np.vstack([old, first]), sizes, item, quantizer)[0]
-    siblings = np.array([[own[0], code] for code in range(4) if code != own[1]], np.int32)
-    nearest = siblings[squared_error(siblings, np.repeat(item, 3, axis=0), quantizer).argmin()]
-    assert second.tolist() == [*nearest, 0]
+    for item in vectors[:20, None]:
+        own = quantizer.encode(item)[0]
+        old = np.array([[*own, 0]], np.int32)
+        first = place_new("append", old, sizes, item, quantizer)
+        assert first.tolist() == [[*own, 1]]
+        second = place_new("append", np.vstack([old, first]), sizes, item, quantizer)[0]
+        siblings = np.array([[own[0], code] for code in range(4) if code != own[1]], np.int32)
+        nearest = siblings[squared_error(siblings, np.repeat(item, 3, axis=0), quantizer).argmin()]
+        assert second.tolist() == [*nearest, 0]
 
 
-def test_shared_tuples_are_left_as_they_are():
+def test_share_keeps_the_tuples_of_the_quantiser():
     vectors = draw(60)
     quantizer = fit(vectors, levels=2, codes=4)
     old = quantizer.encode(vectors)
     assert (place_new("share", old, (4, 4), vectors[:3], quantizer) == old[:3]).all()
 
 
-def test_no_room_for_new_items():
+def test_raises_when_no_tuple_is_free_for_a_new_item():
     vectors = draw(60)
     quantizer = fit(vectors, levels=1, codes=4)
     old = np.arange(4, dtype=np.int32)[:, None]
     with pytest.raises(DataError, match="5 items cannot have different IDs of 1 digits"):
         place_new("reassign", old, (4,), vectors[:1], quantizer)
     with pytest.raises(DataError, match="all tuples"):
-        FreeTuples(old, (4,), quantizer).claim(normalise(vectors)[0], old[0])
+        FreeTuples(old, (4,), quantizer).claim(vectors[0], old[0])
+
+
+@pytest.mark.parametrize("policy", ["append", "reassign"])
+@pytest.mark.parametrize("normalise", [True, False])
+def test_thirty_two_levels_are_made_unique(policy, normalise):
+    vectors = draw(40)
+    vectors[10:20] = vectors[0]
+    quantizer = fit(vectors, normalise=normalise, levels=32, codes=4)
+    own = quantizer.encode(vectors)
+    assert own.shape == (40, 32)
+    assert collisions(own).group_sizes.max() >= 11
+    old = make_unique(policy, own, vectors, quantizer)
+    sizes = quantizer.codebook_sizes + ((int(old[:, -1].max()) + 1,) if policy == "append" else ())
+    new = place_new(policy, old, sizes, vectors[:12], quantizer)
+    assert collisions(np.vstack([old, new])).unique_share == 1
+    assert ((new >= 0) & (new < np.array(sizes))).all()

@@ -2,53 +2,60 @@ import numpy as np
 import pytest
 
 from maskgr.errors import DataError
-from maskgr.sids.vectors import distinct_rows, normalise, require_distinct, unit
+from maskgr.sids.vectors import distinct_rows, prepare, require_distinct, unit
+
+
+def normalised(vectors):
+    return prepare(vectors, normalise=True)
 
 
 def test_rows_get_length_one_and_the_input_stays():
     vectors = np.array([[3.0, 4.0], [0.0, -2.0]])
-    assert np.allclose(normalise(vectors), [[0.6, 0.8], [0, -1]])
+    assert np.allclose(normalised(vectors), [[0.6, 0.8], [0, -1]])
     assert vectors[0, 0] == 3
+
+
+def test_without_normalising_rows_keep_their_length():
+    vectors = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32)
+    rows = prepare(vectors, normalise=False)
+    assert (rows == vectors).all()
+    rows[0] = 9
+    assert vectors[0, 0] == 3  # it was a copy
 
 
 def test_very_large_and_very_small_values_keep_their_direction():
     vectors = np.array([[3e30, 4e30], [3e-38, 4e-38]], np.float32)
-    assert np.allclose(normalise(vectors), [[0.6, 0.8], [0.6, 0.8]], atol=1e-4)
+    assert np.allclose(normalised(vectors), [[0.6, 0.8], [0.6, 0.8]], atol=1e-4)
 
 
+@pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_not_finite(value):
+def test_raises_when_a_value_is_not_finite(value, normalise):
     vectors = np.ones((4, 3))
     vectors[2, 1] = value
     with pytest.raises(DataError, match=r"^row 2 of the embeddings has a NaN or infinite value;"):
-        normalise(vectors)
+        prepare(vectors, normalise=normalise)
 
 
-def test_zero_rows_name_the_first_and_count_the_rest():
+def test_raises_when_rows_to_normalise_are_zero():
     vectors = np.ones((5, 3))
     vectors[[1, 3]] = 0
     with pytest.raises(DataError, match=r"^row 1 of the embeddings \(1 more rows too\) is all zer"):
-        normalise(vectors)
+        normalised(vectors)
 
 
-@pytest.mark.parametrize("shape", [(3,), (0, 4), (2, 3, 4)])
-def test_not_a_matrix(shape):
-    with pytest.raises(DataError, match="one row an item"):
-        normalise(np.ones(shape))
-
-
-def test_noise_is_not_scaled_up():
+def test_unit_does_not_scale_up_rounding_noise():
     residuals = np.array([[1e-8, -1e-8], [3e-3, 4e-3]], np.float32)
     assert np.allclose(unit(residuals), [[0, 0], [0.6, 0.8]])
 
 
-def test_equal_rows():
+def test_raises_when_all_rows_are_equal():
     with pytest.raises(DataError, match=r"^all 9 embeddings are equal"):
-        require_distinct(normalise(np.ones((9, 3))), 4)
+        require_distinct(normalised(np.ones((9, 3))), 4)
 
 
-def test_fewer_distinct_rows_than_codes():
-    rows = normalise(np.eye(3)[[0, 1, 2, 0, 1]])
+def test_raises_when_distinct_rows_are_fewer_than_codes():
+    rows = normalised(np.eye(3)[[0, 1, 2, 0, 1]])
     require_distinct(rows, 3)
     with pytest.raises(DataError, match=r"4 codes .* there are 3 \(5 items\); lower --codes to 3"):
         require_distinct(rows, 4)

@@ -1,4 +1,4 @@
-"""The Amazon product data of 2014: 5-core reviews and product metadata, as published."""
+"""Reads the Amazon product data of 2014: 5-core reviews and product metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import polars as pl
 
 from maskgr.errors import DataError
 
-# Either kind of quote: the metadata are Python literals, converted copies of them are JSON.
+# Either kind of quote: the official metadata are Python literals, converted copies are JSON.
 _ASIN = re.compile(r"""asin["']\s*:\s*["']([^"']*)["']""")
 
 _INTERACTIONS = pl.Schema({"user_id": pl.String, "item_id": pl.String, "timestamp": pl.Int64})
@@ -34,7 +34,7 @@ _ITEMS = pl.Schema(
 
 
 def read_amazon(reviews: Path, meta: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Interactions in file order; the items reviewed, in order of first appearance.
+    """Interactions in file order, and the reviewed items in order of first appearance.
 
     An item without metadata has nulls.
     """
@@ -61,19 +61,19 @@ def _read_items(file: Path, wanted: Sequence[str]) -> pl.DataFrame:
     found: dict[str, dict[str, Any]] = {item: {"item_id": item} for item in wanted}
     for number, line in _lines(file):
         mentioned = _ASIN.findall(line)
-        # Parsing is slow and most lines describe other products. A line that names none may be a
-        # damaged description of one of ours, so it is looked at.
+        # Parsing is slow and most lines describe other products, so these are skipped. A line that
+        # names no product may be a damaged description of a wanted one, so it is parsed.
         if mentioned and not any(asin in found for asin in mentioned):
             continue
         row = _parse(file, number, line)
         item = _identifier(file, number, row, "asin")
-        if item in found and len(found[item]) == 1:  # of several lines the first counts
+        if item in found and len(found[item]) == 1:  # the first of several lines counts
             found[item] = _item(file, number, item, row)
     return pl.DataFrame(list(found.values()), schema=_ITEMS)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Every line that is not blank, with its number, from 1."""
+    """The lines that are not blank, with their line numbers."""
     number = 0
     try:
         with gzip.open(file, "rb") as stream:
@@ -146,26 +146,22 @@ def _item(file: Path, number: int, item: str, row: dict[str, Any]) -> dict[str, 
 
 
 def _text(value: object) -> str | None:
-    """Plain text on one line, or None if nothing is left."""
+    """The text without HTML entities and line breaks; None if it is empty."""
     if value is None:
         return None
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} stands for text")
-    # Python literals may spell one character as two surrogate escapes, which UTF-8 has no room for.
+        raise TypeError(f"{value!r} is not text")
+    # A Python literal may spell a character as two surrogate escapes, which UTF-8 cannot encode.
     whole = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return " ".join(html.unescape(whole).split()) or None
 
 
 def _categories(paths: object) -> list[str] | None:
-    """All category paths in one list, each name once.
-
-    A product filed under several paths is described by all of them, and the root that they share
-    says nothing more the second time; for the usual single path this is the path itself.
-    """
+    """All category paths merged into one list of distinct names; a single path stays as it is."""
     if paths is None:
         return None
     if not isinstance(paths, list) or not all(isinstance(path, list) for path in paths):
-        raise TypeError(f"{paths!r} stands for category paths")
+        raise TypeError(f"{paths!r} is not a list of category paths")
     names = (_text(name) for path in paths for name in path)
     return list(dict.fromkeys(name for name in names if name is not None)) or None
 
@@ -174,5 +170,5 @@ def _price(value: object) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{value!r} stands for a price")
+        raise TypeError(f"{value!r} is not a price")
     return float(value) if math.isfinite(value) else None

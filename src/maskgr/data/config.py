@@ -1,48 +1,52 @@
-"""How events and items become a Dataset: the settings."""
+"""Settings of reading a dataset and of generating one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+UnknownItems = Literal["error", "drop", "keep"]
+UnusedItems = Literal["keep", "drop", "error"]
+Repeats = Literal["keep", "drop"]
+
 
 @dataclass(frozen=True)
 class DataConfig:
-    """How events and items become a Dataset."""
+    """How interactions and items become a Dataset."""
 
     k_core: int = 0
-    """Users and items with fewer interactions are dropped, again and again until none is left."""
-    unknown_items: Literal["error", "drop", "keep"] = "error"
-    """Items in the log but not in the catalogue: refuse, drop their events, keep without text."""
-    unused_items: Literal["keep", "drop", "error"] = "keep"
-    """Items in the catalogue but not in the log: keep (recommendable), drop, refuse."""
-    repeats: Literal["keep", "drop"] = "keep"
-    """A user's second event with the same item: keep, or drop all but the first."""
+    """Users and items with fewer interactions are dropped until all that remain have this many."""
+    unknown_items: UnknownItems = "error"
+    """Items in the log but not in the catalogue: error, drop their events, or keep without text."""
+    unused_items: UnusedItems = "keep"
+    """Items in the catalogue but not in the log: keep (recommendable), drop, or error."""
+    repeats: Repeats = "keep"
+    """Several events of a user with the same item: keep all, or drop all but the first."""
 
 
 @dataclass(frozen=True)
 class SyntheticConfig:
-    """The generated shop: its size and the process by which its users move."""
+    """The generated shop: its size and the process that its users follow."""
 
     users: int = 4000
     items: int = 1000
-    """From 180 items on all 60 leaf categories are stocked; a smaller shop has fewer leaves."""
+    """All 60 leaf categories are used from 180 items on; a smaller shop has fewer."""
     min_length: int = 5
     mean_length: float = 12.0
     max_length: int = 40
-    """Events of a user: short histories are the most frequent, the mean is as asked."""
+    """Length of a user's history: between min and max, skewed towards short, with this mean."""
     seed: int = 0
     segments: int = 16
-    """Kinds of customer; a user belongs to one, which nobody sees, and it never changes."""
+    """Number of customer segments; each user belongs to one, hidden and fixed."""
     focus: float = 2.5
-    """How few departments and leaves a segment cares for: 0 (all alike) to 8 (hardly two)."""
+    """Concentration of a segment's taste on few leaves: 0 (uniform) to 8 (one or two)."""
     repeat: float = 0.1
-    """Chance that the next item is one the user already had."""
+    """Probability that the next item is one from the user's history."""
     recency: float = 0.7
-    """Which one: the last event weighs 1, each event before it this many times the one after."""
+    """A repeat draws past events by weight: 1 for the last, times this for each one before."""
     complement: float = 0.35
-    """Else: chance that the leaf is what goes with the last item's, not what the segment likes."""
+    """Otherwise: probability that the leaf complements the last item's leaf; else taste decides."""
     loyalty: float = 0.6
-    """Chance that the item is of the last item's brand, where the leaf stocks that brand."""
+    """Probability that the item is of the last item's brand, if the leaf has that brand."""
     skew: float = 1.0
-    """Zipf exponent of an item's popularity within its leaf: 0 (all alike) to 3."""
+    """Zipf exponent of the items' popularity within a leaf: 0 (uniform) to 3."""

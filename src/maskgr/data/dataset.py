@@ -1,4 +1,4 @@
-"""Dataset: who took what, in which order, and what the items are."""
+"""Dataset: the users' histories and the items."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import polars as pl
 
 from maskgr.artefact import is_artefact, read_manifest, write_folder
 from maskgr.data.config import DataConfig
-from maskgr.data.ingest import Ingested, ingest
+from maskgr.data.ingest import ingest
 from maskgr.data.problems import Problem, Problems
 from maskgr.data.sequences import Sequences
 from maskgr.data.tables import Tables, read_folder
@@ -24,15 +24,18 @@ KIND, SCHEMA = "dataset", 1
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Users and items are numbered from 0; `users` and `items` translate to IDs as written."""
+    """Histories of item indices, with the IDs of users and items as the user wrote them.
+
+    User `i` has the ID `users[i]` and the history `histories[i]`; item `j` is row `j` of `items`.
+    """
 
     users: pl.Series
-    items: pl.DataFrame  # item_id first, then text columns; the row is the item's number
-    histories: Sequences  # one a user, oldest first
-    timestamps: npt.NDArray[np.datetime64] | None = None  # (interactions,) beside histories.values
+    items: pl.DataFrame  # item_id first, then text columns
+    histories: Sequences  # one per user, oldest first
+    timestamps: npt.NDArray[np.datetime64] | None = None  # (interactions,) as histories.values
     embeddings: npt.NDArray[np.floating[Any]] | None = None  # (items, dimensions)
     provenance: Mapping[str, Any] = field(default_factory=dict)  # how it was made
-    notes: tuple[Problem, ...] = ()  # what was noticed while reading; nothing that prevents use
+    notes: tuple[Problem, ...] = ()  # warnings from reading
 
     @classmethod
     def from_frames(
@@ -49,7 +52,7 @@ class Dataset:
 
     @classmethod
     def load(cls, path: Path | str, *, config: DataConfig | None = None) -> Dataset:
-        """From a folder: one that `save` wrote, or a user's own files (see docs/data.md)."""
+        """From a folder that `save` wrote, or of a user's own files (see docs/data.md)."""
         path, config = Path(path), config or DataConfig()
         provenance: Mapping[str, Any] = {"source": str(path)}
         if is_artefact(path):
@@ -64,22 +67,17 @@ class Dataset:
         problems: Problems,
         provenance: Mapping[str, Any],
     ) -> Dataset:
+        """Checks, orders and filters the tables; `config` is appended to the provenance."""
         made = ingest(tables, config, problems)
         steps = [*provenance.get("steps", ()), asdict(config)]
-        return cls._of(made, {**provenance, "steps": steps}, tuple(problems.found))
-
-    @classmethod
-    def _of(
-        cls, made: Ingested, provenance: Mapping[str, Any], notes: tuple[Problem, ...]
-    ) -> Dataset:
         return cls(
             users=made.users,
             items=made.items,
             histories=made.events.histories(len(made.users)),
             timestamps=made.events.time,
             embeddings=made.embeddings,
-            provenance=provenance,
-            notes=notes,
+            provenance={**provenance, "steps": steps},
+            notes=tuple(problems.found),
         )
 
     @property
@@ -88,7 +86,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same IDs in the same histories, however they were stored."""
+        """SHA-256 of the IDs and histories; it does not depend on the file format."""
         digest = hashlib.sha256()
         for ids in (self.users, self.item_ids):
             digest.update(f"{ids.dtype}\0".encode())
@@ -98,7 +96,7 @@ class Dataset:
         return digest.hexdigest()
 
     def interactions(self) -> pl.DataFrame:
-        """The log as a table: user_id, item_id, timestamp where known, position."""
+        """The log as a table: user_id, item_id, timestamp (if there are any), position."""
         columns = [
             self.users.gather(self.histories.owners),
             self.item_ids.gather(self.histories.values),
@@ -109,7 +107,7 @@ class Dataset:
         return pl.DataFrame([*columns, position])
 
     def save(self, path: Path | str) -> None:
-        """As Parquet (and .npy), in the same layout that `load` takes from anyone."""
+        """Writes Parquet (and .npy) files in the layout that `load` reads."""
         with write_folder(path, KIND, SCHEMA, self.provenance) as folder:
             self.interactions().write_parquet(folder / "interactions.parquet")
             self.items.write_parquet(folder / "items.parquet")

@@ -1,4 +1,7 @@
-"""Files from the web: cached, continued where they broke off, and checked on every use."""
+"""Downloads that are cached, resumed after an interruption, and checked on every use.
+
+Written here because pooch does not resume.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,34 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from typing import cast
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 import maskgr
 from maskgr.artefact import sha256, sync
 from maskgr.errors import SourceError
 
 _ATTEMPTS = 5
-_PAUSE = 0.5  # seconds before the second attempt; doubled before each further one
-_TIMEOUT = 30.0  # seconds without a byte
+_PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
+_TIMEOUT = 30.0  # seconds without data
 _CHUNK = 1 << 18
 
 
 def cache_folder() -> Path:
-    """Where downloads live: $MASKGR_CACHE, else the user's cache folder."""
+    """$MASKGR_CACHE, else `maskgr` in the user's cache folder."""
     if own := os.environ.get("MASKGR_CACHE"):
         return Path(own).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -39,15 +52,15 @@ def cache_folder() -> Path:
 
 
 def fetch_file(url: str, target: Path, *, md5: str | None = None, progress: bool = True) -> Path:
-    """`target`, downloaded from `url` unless it is there already, and checked either way.
+    """Downloads `url` to `target` unless it exists, checks it, and returns `target`.
 
-    Without a published MD5 the SHA-256 of the first sight is kept beside the file, so that later
-    damage is seen.
+    Without a published MD5, the SHA-256 of the first use is recorded beside the file, so that later
+    damage is detected.
     """
     target = target.absolute()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(target.parent):
+        with _locked(target.parent):
             if target.exists():
                 _check(url, target, md5)
             else:
@@ -61,43 +74,43 @@ def fetch_file(url: str, target: Path, *, md5: str | None = None, progress: bool
 
 
 def forget_checksum(target: Path) -> None:
-    """Lets another file take the place of `target`: what was recorded proved to be no good."""
+    """Removes the recorded checksum of a bad file, so that another one can replace it."""
     with contextlib.suppress(OSError):
         _record_of(target).unlink()
 
 
 class _FetchError(Exception):
-    """The server cannot be reached or does not have the file."""
+    """The server cannot be reached or does not have the file; trying again is useless."""
 
 
-class _DroppedError(_FetchError):
-    """It broke off; another attempt may go on from there."""
+class _RetryError(_FetchError):
+    """The download was interrupted; the next attempt resumes it."""
 
 
-class _StaleError(_DroppedError):
-    """What has arrived so far does not belong to what the server has now."""
+class _StaleError(_RetryError):
+    """The partial file does not match the file on the server; the next attempt starts over."""
 
 
 @dataclass(frozen=True)
-class _Half:
-    """What an earlier attempt left, and the server's mark of the version it belongs to."""
+class _Partial:
+    """The bytes of an earlier attempt, and the HTTP validator of the version they belong to."""
 
     size: int
-    mark: str
+    validator: str
 
 
 def _download(url: str, target: Path, md5: str | None, progress: bool) -> None:
     part = _part_of(target)
     _record_of(target).unlink(missing_ok=True)
-    _receive_patiently(url, target, progress)
+    _receive_with_retries(url, target, progress)
     if md5 is not None and (found := _md5(part)) != md5:
         _discard(part)
         raise _deleted(f"{url} arrived with MD5 {found} instead of {md5}", url, target)
     os.replace(part, target)
-    _note_of(part).unlink(missing_ok=True)
+    _origin_of(part).unlink(missing_ok=True)
     sync(target.parent)
     if md5 is None:
-        _record(target)
+        _record_checksum(target)
 
 
 def _check(url: str, target: Path, md5: str | None) -> None:
@@ -106,10 +119,10 @@ def _check(url: str, target: Path, md5: str | None) -> None:
             target.unlink()
             raise _deleted(f"{target} has MD5 {found} instead of {md5}", url, target)
         return
-    recorded = _recorded(target)
+    recorded = _recorded_checksum(target)
     if recorded is None:
-        _discard(_part_of(target))  # the file was put here by hand: nothing is left to continue
-        _record(target)
+        _discard(_part_of(target))  # the user put the file here: there is nothing to resume
+        _record_checksum(target)
     elif sha256(target) != recorded:
         target.unlink()
         _record_of(target).unlink()
@@ -123,7 +136,7 @@ def _deleted(what: str, url: str, target: Path) -> SourceError:
     )
 
 
-def _receive_patiently(url: str, target: Path, progress: bool) -> None:
+def _receive_with_retries(url: str, target: Path, progress: bool) -> None:
     part = _part_of(target)
     why = ""
     for attempt in range(_ATTEMPTS):
@@ -131,48 +144,48 @@ def _receive_patiently(url: str, target: Path, progress: bool) -> None:
             time.sleep(_PAUSE * 2 ** (attempt - 1))
         try:
             return _receive(url, part, target.name, progress)
-        except _DroppedError as dropped:
-            why = str(dropped)
-            if isinstance(dropped, _StaleError):
+        except _RetryError as error:
+            why = str(error)
+            if isinstance(error, _StaleError):
                 _discard(part)
-        except _FetchError as failed:
+        except _FetchError as error:
             raise SourceError(
-                f"cannot download {url} ({failed}); fetch it elsewhere and put it at {target}"
-            ) from failed
+                f"cannot download {url} ({error}); fetch it elsewhere and put it at {target}"
+            ) from error
     raise SourceError(
-        f"cannot download {url} ({why}; {_ATTEMPTS} attempts); run again to go on from there, "
+        f"cannot download {url} ({why}; {_ATTEMPTS} attempts); run again to resume, "
         f"or fetch it elsewhere and put it at {target}"
     )
 
 
 def _receive(url: str, part: Path, name: str, progress: bool) -> None:
-    """One attempt: from the start, or from where the last one ended."""
-    half = _find_half(url, part)
-    with _open(url, half) as response:
-        arrived = _starting_point(response, half)
+    """One attempt: resumes the partial file, or starts from the beginning."""
+    partial = _find_partial(url, part)
+    with _open(url, partial) as response:
+        arrived = _resume_point(response, partial)
         if arrived == 0:
             _start_over(url, part, response.headers)
-        total = _total(response, arrived)
-        with (
-            part.open("r+b" if arrived else "wb") as file,
-            _progress(name, arrived, total, progress) as advance,
-        ):
+        length = response.headers.get("Content-Length", "")
+        total = arrived + int(length) if length.isdecimal() else None
+        mode = "r+b" if arrived else "wb"
+        with part.open(mode) as file, _progress_bar(progress) as bar:
             file.seek(arrived)
+            task = bar.add_task(name, total=total, completed=arrived)
             for chunk in _chunks(response):
                 file.write(chunk)
                 arrived += len(chunk)
-                advance(len(chunk))
+                bar.advance(task, len(chunk))
             file.flush()
             os.fsync(file.fileno())
     if total is not None and arrived != total:
-        raise _DroppedError(f"{arrived} of {total} bytes arrived")
+        raise _RetryError(f"{arrived} of {total} bytes arrived")
 
 
-def _open(url: str, half: _Half | None) -> http.client.HTTPResponse:
+def _open(url: str, partial: _Partial | None) -> http.client.HTTPResponse:
     headers = {"User-Agent": f"maskgr/{maskgr.__version__}"}
-    if half is not None:
-        # If-Range: should the file have changed meanwhile, the server sends the new one whole.
-        headers |= {"Range": f"bytes={half.size}-", "If-Range": half.mark}
+    if partial is not None:
+        # If-Range: if the file has changed meanwhile, the server sends all of the new one.
+        headers |= {"Range": f"bytes={partial.size}-", "If-Range": partial.validator}
     request = urllib.request.Request(url, headers=headers)
     try:
         return cast(http.client.HTTPResponse, urllib.request.urlopen(request, timeout=_TIMEOUT))
@@ -182,26 +195,22 @@ def _open(url: str, half: _Half | None) -> http.client.HTTPResponse:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise _StaleError(why) from error
         busy = error.code >= 500 or error.code == http.HTTPStatus.TOO_MANY_REQUESTS
-        raise (_DroppedError if busy else _FetchError)(why) from error
+        raise (_RetryError if busy else _FetchError)(why) from error
     except urllib.error.URLError as error:
         raise _FetchError(_reason(error.reason)) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _DroppedError(_reason(error)) from error
+        raise _RetryError(_reason(error)) from error
 
 
-def _starting_point(response: http.client.HTTPResponse, half: _Half | None) -> int:
-    if half is None or response.status != http.HTTPStatus.PARTIAL_CONTENT:
+def _resume_point(response: http.client.HTTPResponse, partial: _Partial | None) -> int:
+    """How many bytes of the partial file the response continues; 0 if it is the whole file."""
+    if partial is None or response.status != http.HTTPStatus.PARTIAL_CONTENT:
         return 0
-    fits = response.headers.get("Content-Range", "").startswith(f"bytes {half.size}-")
-    # Some servers know Range but not If-Range, so their mark is compared here as well.
-    if not fits or _mark(response.headers) not in (None, half.mark):
+    fits = response.headers.get("Content-Range", "").startswith(f"bytes {partial.size}-")
+    # Some servers support Range but ignore If-Range, so the validator is compared here too.
+    if not fits or _validator(response.headers) not in (None, partial.validator):
         raise _StaleError("the file on the server changed while it was being downloaded")
-    return half.size
-
-
-def _total(response: http.client.HTTPResponse, arrived: int) -> int | None:
-    length = response.headers.get("Content-Length", "")
-    return arrived + int(length) if length.isdecimal() else None
+    return partial.size
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -209,33 +218,36 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
         try:
             chunk = response.read(_CHUNK)
         except (OSError, http.client.HTTPException) as error:
-            raise _DroppedError(_reason(error)) from error
+            raise _RetryError(_reason(error)) from error
         if not chunk:
             return
         yield chunk
 
 
-def _find_half(url: str, part: Path) -> _Half | None:
+def _find_partial(url: str, part: Path) -> _Partial | None:
     try:
-        note = json.loads(_note_of(part).read_text(encoding="utf-8"))
+        origin = json.loads(_origin_of(part).read_text(encoding="utf-8"))
         size = part.stat().st_size
-        if note["url"] == url and size > 0:
-            return _Half(size, str(note["mark"]))
+        if origin["url"] == url and size > 0:
+            return _Partial(size, str(origin["validator"]))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
-        pass  # half a file of unknown origin is worth nothing
+        pass  # a partial file of unknown origin cannot be resumed
     return None
 
 
 def _start_over(url: str, part: Path, headers: Message) -> None:
-    # The old half goes before the new mark is written: a kill in between must not join the two.
+    # The old bytes are deleted before the new validator is written, so that a kill in between
+    # cannot leave the old bytes with the new validator.
     _discard(part)
-    if (mark := _mark(headers)) is not None:
-        _note_of(part).write_text(json.dumps({"url": url, "mark": mark}), encoding="utf-8")
+    if (validator := _validator(headers)) is not None:
+        origin = {"url": url, "validator": validator}
+        _origin_of(part).write_text(json.dumps(origin), encoding="utf-8")
 
 
-def _mark(headers: Message) -> str | None:
+def _validator(headers: Message) -> str | None:
+    """The ETag or date that identifies this version of the file."""
     etag: str | None = headers.get("ETag")
-    if etag is not None and not etag.startswith("W/"):  # weak ones do not promise equal bytes
+    if etag is not None and not etag.startswith("W/"):  # weak ETags do not promise equal bytes
         return etag
     modified: str | None = headers.get("Last-Modified")
     return modified
@@ -249,27 +261,27 @@ def _part_of(target: Path) -> Path:
     return target.with_name(target.name + ".part")
 
 
-def _note_of(part: Path) -> Path:
+def _origin_of(part: Path) -> Path:
     return part.with_name(part.name + ".json")
 
 
 def _discard(part: Path) -> None:
     part.unlink(missing_ok=True)
-    _note_of(part).unlink(missing_ok=True)
+    _origin_of(part).unlink(missing_ok=True)
 
 
 def _record_of(target: Path) -> Path:
     return target.with_name(target.name + ".sha256")
 
 
-def _record(target: Path) -> None:
-    if os.access(target.parent, os.W_OK):  # a shared cache that is read-only is of use all the same
-        # The layout that `sha256sum --check` reads.
+def _record_checksum(target: Path) -> None:
+    if os.access(target.parent, os.W_OK):  # a shared cache may be read-only
+        # The format that `sha256sum --check` reads.
         _record_of(target).write_text(f"{sha256(target)}  {target.name}\n", encoding="utf-8")
 
 
-def _recorded(target: Path) -> str | None:
-    """The checksum on record; None if there is none, or its file was never finished."""
+def _recorded_checksum(target: Path) -> str | None:
+    """The recorded checksum; None if there is none or its file is incomplete."""
     record = _record_of(target)
     text = record.read_text(encoding="utf-8", errors="replace") if record.is_file() else ""
     match = re.match(r"[0-9a-f]{64}(?=\s)", text)
@@ -282,35 +294,26 @@ def _md5(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Makes a second process wait, then find the file; two must not write one half."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lets one process at a time download to `folder`; the next one then finds the file."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some network file systems have no locks
+        with contextlib.suppress(OSError):  # not all network file systems have locks
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
 
 
-@contextlib.contextmanager
-def _progress(
-    name: str, done: int, total: int | None, wanted: bool
-) -> Iterator[Callable[[int], None]]:
-    """A bar on the terminal; yields what to call with each further number of bytes."""
-    if not (wanted and sys.stderr.isatty()):
-        yield lambda _: None
-        return
-    from rich import progress
-    from rich.console import Console
-
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
+def _progress_bar(wanted: bool) -> Progress:
+    """A progress bar on the terminal; prints nothing if not wanted or without a terminal."""
+    hidden = not (wanted and sys.stderr.isatty())
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, quiet=hidden),
+        disable=hidden,
     )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=total, completed=done)
-        yield lambda count: bar.advance(task, count)

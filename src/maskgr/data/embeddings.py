@@ -1,4 +1,4 @@
-"""Given vectors: checked, and brought into the catalogue's order."""
+"""Item embeddings that a user gives: checked, and put in catalogue order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maskgr.data.tables import Matrix
 def align_embeddings(
     matrix: Matrix, item_ids: pl.Series, problems: Problems
 ) -> npt.NDArray[np.floating[Any]] | None:
-    """(items, dimensions) a row an item; None where they cannot be used (and that is noted)."""
+    """(items, dimensions) in the order of `item_ids`; None if problems were found."""
     found = len(problems.found)
     values = _in_order(matrix, item_ids, problems)
     if values is not None:
@@ -29,7 +29,7 @@ def _in_order(matrix: Matrix, item_ids: pl.Series, problems: Problems) -> npt.ND
     rows = pl.DataFrame({"id": matrix.ids}).with_row_index("row")
     if not rows["id"].is_unique().all():
         twice = rows["id"].filter(rows["id"].is_duplicated())[0]
-        problems.error(f"{matrix.name} lists item {twice!r} twice", "keep one vector an item")
+        problems.error(f"{matrix.name} lists item {twice!r} twice", "keep one vector per item")
         return None
     if matrix.ids.dtype != item_ids.dtype:
         problems.error(
@@ -52,7 +52,7 @@ def _in_order(matrix: Matrix, item_ids: pl.Series, problems: Problems) -> npt.ND
 def check_embeddings(
     values: npt.NDArray[Any], item_ids: pl.Series, name: str, problems: Problems
 ) -> None:
-    """A row an item, every number finite, no vector all zeros (it has no direction)."""
+    """Reports a wrong shape or type, values that are not finite, and all-zero vectors."""
     if values.ndim != 2 or not np.issubdtype(values.dtype, np.floating):
         problems.error(
             f"{name} holds {values.dtype} of shape {values.shape}",
@@ -62,10 +62,10 @@ def check_embeddings(
     if len(values) != len(item_ids):
         problems.error(
             f"{name} has {count(len(values), 'row')} for {count(len(item_ids), 'item')}",
-            "give one row an item, in the order of the items, or Parquet with item_id",
+            "give one row per item, in the order of the items, or Parquet with item_id",
         )
         return
-    # Row by row sums need no second matrix; NaN and infinity both survive a sum of squares.
+    # Sums of squares by row need no copy of the matrix, and NaN and infinity carry over to them.
     squares = np.einsum("ij,ij->i", values, values, dtype=np.float64)
     for bad, what in ((~np.isfinite(squares), "NaN or infinite"), (squares == 0, "all-zero")):
         if bad.any():

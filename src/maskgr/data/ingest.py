@@ -1,5 +1,8 @@
-"""Tables -> coded, ordered, filtered events. The one path of reading: `Problems` decides whether
-a fault stops it (loading) or is noted while its rows are left out (inspecting)."""
+"""Checks the tables of a dataset, replaces IDs by indices, sorts and filters the events.
+
+Loading and inspecting share this code: `Problems` either raises the first error, or collects all
+of them while the bad rows are left out.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from maskgr.data.tables import Table, Tables
 from maskgr.data.timestamps import read_order, read_time
 from maskgr.errors import DataError
 
-SHORTEST = 3  # one item each to train, validate and test on
+SHORTEST = 3  # leave-one-out needs an item each for training, validation and test
 
 
 @dataclass(frozen=True)
 class Events:
-    """The log in codes: a row an event, sorted by user and then by time."""
+    """The log as arrays of user and item indices, sorted by user, then by time."""
 
     user: npt.NDArray[np.int32]  # (events,)
     item: npt.NDArray[np.int32]  # (events,)
@@ -38,7 +41,7 @@ class Events:
 
 @dataclass(frozen=True)
 class Ingested:
-    """What a Dataset is made of."""
+    """The result of `ingest`."""
 
     users: pl.Series
     items: pl.DataFrame
@@ -47,14 +50,15 @@ class Ingested:
 
 
 def ingest(tables: Tables, config: DataConfig, problems: Problems) -> Ingested:
+    """Users, items, events and embeddings, checked and filtered as `config` says."""
     log = _usable_log(tables.interactions, problems)
     catalogue = _usable_catalogue(tables.items, log, problems)
-    log = _same_id_type(log, catalogue, tables, problems)
+    log = _same_id_type(log, catalogue, tables)
     catalogue = _add_unknown(log, catalogue, config, tables, problems)
 
     users = log["user_id"].unique(maintain_order=True)
-    events = _coded(log, users, catalogue["item_id"])
-    del log
+    events = _sorted_events(log, users, catalogue["item_id"])
+    del log  # frees the largest table
     events = _drop_unknown(events)
     if config.repeats == "drop":
         events = events.keep(~events.histories(len(users)).repeats())
@@ -68,12 +72,12 @@ def ingest(tables: Tables, config: DataConfig, problems: Problems) -> Ingested:
     used = np.bincount(events.item, minlength=len(catalogue)) > 0
     kept = _kept_items(used, catalogue, config, tables, problems)
     result = _compact(users, catalogue, events, embeddings, kept)
-    _note_short_users(result, tables.interactions.name, problems)
+    _warn_of_short_histories(result, tables.interactions.name, problems)
     return result
 
 
 def k_core(events: Events, k: int) -> Events:
-    """Drops users and items with fewer than `k` events until every one left has `k`."""
+    """Drops users and items with fewer than `k` events until all that remain have `k`."""
     while k > 1 and len(events.item):
         keep = (np.bincount(events.user) >= k)[events.user]
         keep &= (np.bincount(events.item) >= k)[events.item]
@@ -84,7 +88,7 @@ def k_core(events: Events, k: int) -> Events:
 
 
 def _usable_log(table: Table, problems: Problems) -> pl.DataFrame:
-    """user_id, item_id, order and perhaps time, in the file's order."""
+    """Columns user_id, item_id, order and, if there are timestamps, time; bad rows are left out."""
     frame = table.frame
     _require_columns(table, ("user_id", "item_id"))
     if frame.is_empty():
@@ -96,7 +100,7 @@ def _usable_log(table: Table, problems: Problems) -> pl.DataFrame:
             f"{table.name} has neither a position nor a timestamp column, so events have no order; "
             "add one of them"
         )
-    # Position wins; a time that is only told, not sorted by, may be missing.
+    # Position takes precedence; timestamps that are not needed for the order may be missing.
     log = frame.select("user_id", "item_id")
     log = log.with_columns(read_order(frame[columns[0]], table.name, problems))
     if "timestamp" in columns:
@@ -105,7 +109,7 @@ def _usable_log(table: Table, problems: Problems) -> pl.DataFrame:
         if missing and columns[0] == "position":
             problems.warn(
                 f"{table.name} has {count(missing, 'row')} without a readable timestamp",
-                "they are ordered by position all the same",
+                "they are ordered by position anyway",
             )
     good = log["order"].is_not_null()
     for column in ("user_id", "item_id"):
@@ -114,7 +118,7 @@ def _usable_log(table: Table, problems: Problems) -> pl.DataFrame:
 
 
 def _usable_catalogue(table: Table | None, log: pl.DataFrame, problems: Problems) -> pl.DataFrame:
-    """item_id first, every ID once; without a catalogue, the items of the log."""
+    """The items table with item_id first and unique; without a table, the items of the log."""
     if table is None:
         problems.warn(
             "there is no items file, so items have no text",
@@ -133,7 +137,7 @@ def _usable_catalogue(table: Table | None, log: pl.DataFrame, problems: Problems
         problems.error(
             f"{table.name} lists {count(int((~first).sum()), 'item')} more than once "
             f"(first: {frame['item_id'][row]!r}, row {row + 1})",
-            "keep one row an item",
+            "keep one row per item",
         )
         frame = frame.filter(first)
     return frame
@@ -154,12 +158,12 @@ def _require_scalar_ids(table: Table, columns: tuple[str, ...]) -> None:
         if dtype.is_nested() or dtype == pl.Object:
             raise DataError(
                 f"{table.name}: {column} holds {dtype}, and an ID is one text, number or date; "
-                "write one scalar a row"
+                "write one scalar per row"
             )
 
 
 def _present(ids: pl.Series, name: str, column: str, problems: Problems) -> pl.Series:
-    """(rows,) whether the ID is there: null, NaN and empty text are no IDs."""
+    """(rows,) whether the row has an ID: null, NaN and empty text are not IDs."""
     if ids.dtype == pl.String:
         present = ids.is_not_null() & (ids != "").fill_null(False)
     elif ids.dtype.is_float():
@@ -175,21 +179,19 @@ def _present(ids: pl.Series, name: str, column: str, problems: Problems) -> pl.S
     return present
 
 
-def _same_id_type(
-    log: pl.DataFrame, catalogue: pl.DataFrame, tables: Tables, problems: Problems
-) -> pl.DataFrame:
-    """The log's item_id in the catalogue's type, where no ID changes by it."""
+def _same_id_type(log: pl.DataFrame, catalogue: pl.DataFrame, tables: Tables) -> pl.DataFrame:
+    """Casts the log's item_id to the catalogue's type; raises if that would change an ID."""
     ours, theirs = log.schema["item_id"], catalogue.schema["item_id"]
     if ours == theirs:
         return log
     cast = log["item_id"].cast(theirs, strict=False)
-    # Text in a CSV may mean the numbers of a Parquet file, but 007 is not 7.
+    # The text 7 of a CSV file can match the number 7 of a Parquet file, but 007 cannot.
     if (cast.cast(ours, strict=False) == log["item_id"]).fill_null(False).all():
         return log.with_columns(cast)
-    name = tables.items.name if tables.items else "the items"
+    assert tables.items is not None  # otherwise the catalogue has the log's own type
     raise DataError(
-        f"item_id is {ours} in {tables.interactions.name} and {theirs} in {name}, and they "
-        "cannot be matched; write them the same way"
+        f"item_id is {ours} in {tables.interactions.name} and {theirs} in "
+        f"{tables.items.name}, and they cannot be matched; write them the same way"
     )
 
 
@@ -200,7 +202,7 @@ def _add_unknown(
     tables: Tables,
     problems: Problems,
 ) -> pl.DataFrame:
-    """The catalogue, with the log's unknown items at its end where they are to be kept."""
+    """Appends the log's unknown items to the catalogue if they are to be kept."""
     seen = log["item_id"].unique(maintain_order=True)
     unknown = seen.filter(~seen.is_in(catalogue["item_id"].implode()))
     if unknown.is_empty() or tables.items is None:
@@ -212,7 +214,7 @@ def _add_unknown(
     )
     if config.unknown_items == "error":
         problems.error(
-            found, "add them, or choose --unknown-items drop, or keep (recommended without text)"
+            found, "add them, or choose --unknown-items drop, or keep (they have no text)"
         )
         return catalogue
     problems.warn(
@@ -226,23 +228,23 @@ def _add_unknown(
     return pl.concat([catalogue, unknown.to_frame("item_id")], how="diagonal")
 
 
-def _coded(log: pl.DataFrame, users: pl.Series, items: pl.Series) -> Events:
-    """Codes for IDs (-1: unknown), sorted by user, then order; ties stay in the file's order."""
+def _sorted_events(log: pl.DataFrame, users: pl.Series, items: pl.Series) -> Events:
+    """IDs replaced by indices (-1: unknown), sorted by user, then order; ties keep file order."""
     user = codes(log["user_id"], users)
     columns = {"key": _sort_key(user, log["order"]), "user": user}
     columns["item"] = codes(log["item_id"], items)
     if "time" in log.columns:
         columns["time"] = log["time"]
-    coded = pl.DataFrame(columns).sort("key", maintain_order=True)
+    rows = pl.DataFrame(columns).sort("key", maintain_order=True)
     return Events(
-        coded["user"].to_numpy(),
-        coded["item"].to_numpy(),
-        coded["time"].to_numpy() if "time" in coded.columns else None,
+        rows["user"].to_numpy(),
+        rows["item"].to_numpy(),
+        rows["time"].to_numpy() if "time" in rows.columns else None,
     )
 
 
 def _sort_key(user: pl.Series, order: pl.Series) -> pl.Series:
-    """User and order as one integer: sorting by one column is several times faster than by two."""
+    """User and order as one integer: sorting one column is several times faster than two."""
     place = order.to_physical()
     if not place.dtype.is_integer():
         place = place.rank("dense")
@@ -254,10 +256,10 @@ def _sort_key(user: pl.Series, order: pl.Series) -> pl.Series:
 
 
 def codes(ids: pl.Series, index: pl.Series) -> pl.Series:
-    """(rows,) the place of each ID in `index`, -1 where it has none."""
-    places = index.to_frame("id").with_columns(code=pl.int_range(pl.len(), dtype=pl.Int32))
-    joined = ids.to_frame("id").join(places, on="id", how="left", maintain_order="left")
-    return joined["code"].fill_null(-1)
+    """(rows,) the position of each ID in `index`, -1 if it is not there."""
+    positions = index.to_frame("id").with_columns(position=pl.int_range(pl.len(), dtype=pl.Int32))
+    joined = ids.to_frame("id").join(positions, on="id", how="left", maintain_order="left")
+    return joined["position"].fill_null(-1)
 
 
 def _drop_unknown(events: Events) -> Events:
@@ -272,7 +274,7 @@ def _kept_items(
     tables: Tables,
     problems: Problems,
 ) -> npt.NDArray[np.bool_]:
-    """(items,) which items the dataset has. A k-core's items are those it left."""
+    """(items,) whether the item stays in the dataset; a k-core always drops unused items."""
     if used.all() or tables.items is None or config.k_core > 1:
         return used
     found = (
@@ -294,7 +296,7 @@ def _compact(
     embeddings: npt.NDArray[np.floating] | None,
     kept: npt.NDArray[np.bool_],
 ) -> Ingested:
-    """Renumbers users and items without gaps, in their old order."""
+    """Removes users without events and items not kept; renumbers the rest in the same order."""
     active = np.bincount(events.user, minlength=len(users)) > 0
     if not active.all():
         users = users.filter(pl.Series(active))
@@ -306,7 +308,7 @@ def _compact(
     return Ingested(users.alias("user_id"), catalogue, events, embeddings)
 
 
-def _note_short_users(result: Ingested, name: str, problems: Problems) -> None:
+def _warn_of_short_histories(result: Ingested, name: str, problems: Problems) -> None:
     lengths = np.bincount(result.events.user)
     short = lengths < SHORTEST
     if short.any():
@@ -322,4 +324,4 @@ def _note_short_users(result: Ingested, name: str, problems: Problems) -> None:
 def _nothing_left(name: str, k: int) -> str:
     if k > 1:
         return f"no user or item of {name} is left in its {k}-core; choose a smaller --k-core"
-    return f"no usable event is left in {name}; mend the problems that maskgr data inspect lists"
+    return f"no usable event is left in {name}; fix the problems that maskgr data inspect lists"

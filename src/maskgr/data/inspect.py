@@ -1,4 +1,4 @@
-"""A look at a dataset before anything is trained: its shape, and every problem found."""
+"""Statistics of a dataset, with every problem found."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from maskgr.data.problems import Problem
 
 @dataclass(frozen=True)
 class Inspection:
-    """None stands for what cannot be known because of the problems."""
+    """Statistics; None where there are no such data or the problems prevent counting."""
 
     users: int | None
     items: int | None
     interactions: int | None
-    lengths: dict[str, float] | None = None  # of the histories
+    lengths: dict[str, float] | None = None  # history lengths: min, median, mean, p90, max
     density: float | None = None  # share of all user-item pairs that occur
-    repeats: float | None = None  # share of events with an item that the user had before
+    repeats: float | None = None  # share of events with an item that the user had already
     time_span: dict[str, str] | None = None
-    text: dict[str, float] | None = None  # column -> share of items that have it
+    text: dict[str, float] | None = None  # column -> share of items with a value
     embeddings: dict[str, Any] | None = None
     problems: tuple[Problem, ...] = ()
 
@@ -36,7 +36,7 @@ class Inspection:
 
 
 def inspect_dataset(dataset: Dataset) -> Inspection:
-    """Everything of `dataset`, with what was noticed while it was read."""
+    """Computes the statistics and adds the warnings from reading."""
     histories, items = dataset.histories, dataset.items
     repeated = histories.repeats()
     return Inspection(
@@ -47,22 +47,22 @@ def inspect_dataset(dataset: Dataset) -> Inspection:
         density=float((~repeated).sum() / (len(dataset.users) * len(items))),
         repeats=float(repeated.mean()),
         time_span=_time_span(dataset),
-        text={column: text_coverage(items[column]) for column in items.columns[1:]},
+        text={column: _coverage(items[column]) for column in items.columns[1:]},
         embeddings=_embeddings(dataset),
         problems=dataset.notes,
     )
 
 
-def text_coverage(column: pl.Series) -> float:
-    """The share of items for which the column says something."""
-    said = column.is_not_null()
+def _coverage(column: pl.Series) -> float:
+    """Share of items with a value: not null, NaN, blank text or an empty list."""
+    filled = column.is_not_null()
     if column.dtype == pl.String:
-        said &= (column.str.strip_chars() != "").fill_null(False)
+        filled &= (column.str.strip_chars() != "").fill_null(False)
     elif isinstance(column.dtype, pl.List):
-        said &= (column.list.len() > 0).fill_null(False)
+        filled &= (column.list.len() > 0).fill_null(False)
     elif column.dtype.is_float():
-        said &= column.is_not_nan().fill_null(False)
-    return float(said.mean() or 0)  # type: ignore[arg-type]
+        filled &= column.is_not_nan().fill_null(False)
+    return float(filled.mean() or 0)  # type: ignore[arg-type]
 
 
 def _lengths(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""MovieLens 1M: ratings and movies, read straight from the official zip."""
+"""Reads MovieLens 1M, ratings and movies, from the official zip file."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TITLE_AND_YEAR = r"^\s*(?<title>.*\S)\s*\((?<year>[0-9]{4})\)\s*$"
 
 
 def read_ml_1m(archive: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Interactions in file order; the movies rated, in order of first appearance.
+    """Interactions in file order, and the rated movies in order of first appearance.
 
-    Every rating is an interaction, whatever its stars. A movie that is not described has nulls.
+    Every rating is an interaction, high or low. A movie without a description has nulls.
     """
     interactions = _table(archive, _RATINGS, _RATING).with_columns(
         pl.col("timestamp").cast(pl.Int64)
@@ -42,8 +42,8 @@ def _describe(movies: pl.DataFrame) -> pl.DataFrame:
 
 
 def _table(archive: Path, member: str, pattern: str) -> pl.DataFrame:
-    """The named groups of `pattern`, a column each, for every line of a member."""
-    # Lines are cut as bytes: as text, characters such as \x85 would end one too.
+    """Matches `pattern` on every line of an archive member; its named groups become columns."""
+    # Split as bytes: str.splitlines would also split at characters such as \x85.
     lines = [line.decode("latin-1") for line in _read(archive, member).splitlines()]
     groups = pl.Series("line", lines, dtype=pl.String).str.extract_groups(pattern)
     table = groups.struct.unnest()

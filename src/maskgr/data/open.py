@@ -1,4 +1,4 @@
-"""DATA as a user names it: a folder, or a built-in source."""
+"""Opens a dataset by name: a folder, or a built-in source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SYNTHETIC = "synthetic"
 
 
 def open_dataset(data: str, config: DataConfig | None = None, *, progress: bool = True) -> Dataset:
-    """A folder if there is one of that name, else the source; `config` applies to both."""
+    """Loads the folder `data` if it exists, else the source of that name, filtered by `config`."""
     config = config or DataConfig()
     if is_artefact(data) or Path(data).exists():
         return Dataset.load(data, config=config)
@@ -33,7 +33,7 @@ def open_dataset(data: str, config: DataConfig | None = None, *, progress: bool 
 
 
 def fetch(name: str, *, synthetic: SyntheticConfig | None = None, progress: bool = True) -> Dataset:
-    """A built-in source as a Dataset; downloads are kept, and so is what is made of them."""
+    """A built-in source as a Dataset; the downloads and the finished dataset are cached."""
     if name == SYNTHETIC:
         return from_shop(generate(synthetic or SyntheticConfig()))
     if name not in SOURCES:
@@ -43,26 +43,29 @@ def fetch(name: str, *, synthetic: SyntheticConfig | None = None, progress: bool
     if is_artefact(ready):
         return Dataset.load(ready)
     source = SOURCES[name]
-    tables = Tables.of(*read_source(name, progress=progress), None, name)
+    tables = Tables.of(*read_source(source, progress=progress), None, name)
     config = DataConfig(k_core=source.k_core)
     dataset = Dataset.from_tables(tables, config, Problems(), {"source": name})
     check_counts(source, len(dataset.users), len(dataset.items), len(dataset.histories.values))
     try:
         dataset.save(ready)
-    except ArtefactError as error:  # a cache that is full or not ours is no reason to stop
-        warnings.warn(f"{name} is not kept for the next time: {error}", stacklevel=2)
+    except ArtefactError as error:  # the dataset is usable without a cache
+        warnings.warn(f"{name} is not cached: {error}", stacklevel=2)
     return dataset
 
 
 def from_shop(shop: Shop) -> Dataset:
-    """The generated shop as a Dataset that remembers how to make it again."""
+    """The generated shop as a Dataset; its provenance holds the config to generate it again."""
     tables = Tables.of(shop.interactions, shop.items, None, SYNTHETIC)
     provenance = {"source": SYNTHETIC, SYNTHETIC: asdict(shop.config)}
     return Dataset.from_tables(tables, DataConfig(), Problems(), provenance)
 
 
 def shop_of(dataset: Dataset) -> Shop | None:
-    """The shop behind a synthetic dataset, for its true probabilities; None for real data."""
+    """Generates the shop of a synthetic dataset again, for its true probabilities.
+
+    None for real data, and for a synthetic dataset whose items were filtered.
+    """
     if dataset.provenance.get("source") != SYNTHETIC:
         return None
     shop = generate(SyntheticConfig(**dataset.provenance[SYNTHETIC]))
@@ -70,19 +73,19 @@ def shop_of(dataset: Dataset) -> Shop | None:
 
 
 def inspect_data(data: str, config: DataConfig | None = None) -> Inspection:
-    """Looks through everything that can be read and notes every problem, instead of stopping."""
+    """Statistics and all problems of a dataset; does not stop at the first error."""
     saved = is_artefact(data)
     if not saved and not Path(data).exists():
         return inspect_dataset(open_dataset(data, config))
     problems = Problems(strict=False)
     try:
         if saved:
-            read_manifest(data, KIND, SCHEMA)  # every file against its checksum
+            read_manifest(data, KIND, SCHEMA)  # checks every file against its checksum
         tables = read_folder(Path(data))
         dataset = Dataset.from_tables(tables, config or DataConfig(), problems, {"source": data})
         return inspect_dataset(dataset)
     except (DataError, ArtefactError) as error:
-        # Past this point nothing more can be read: what was found so far is the answer.
+        # Nothing more can be read: report the problems found so far.
         message, _, fix = str(error).rpartition("; ")
         found = (*problems.found, Problem("error", message, fix))
         return Inspection(users=None, items=None, interactions=None, problems=found)

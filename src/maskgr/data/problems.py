@@ -1,4 +1,4 @@
-"""What is wrong with a dataset, collected or raised: one description serves both."""
+"""Problems found in a dataset: raised when loading, collected when inspecting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from maskgr.errors import DataError
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding: what it is, how to mend it, and whether the data can be used regardless."""
+    """A problem and its fix; data with an error cannot be used, data with a warning can."""
 
     severity: Literal["error", "warning"]
     message: str
@@ -22,8 +22,10 @@ class Problem:
 
 @dataclass
 class Problems:
-    """Strict: the first error is raised. Otherwise all are kept, and reading goes on without the
-    rows that are at fault, so that one look finds everything."""
+    """Collects problems; if `strict`, the first error is raised instead.
+
+    If not strict, reading continues without the bad rows, so that one pass finds everything.
+    """
 
     strict: bool = True
     found: list[Problem] = field(default_factory=list)
@@ -39,5 +41,5 @@ class Problems:
 
 
 def count(number: int, thing: str) -> str:
-    """`1 row`, `1,204 rows`."""
+    """A number with its noun: `1 row`, `1,204 rows`."""
     return f"{number:,} {thing}" + ("" if number == 1 else "s")

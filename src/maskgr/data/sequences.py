@@ -1,4 +1,4 @@
-"""Many histories of different lengths as two flat arrays."""
+"""Sequences of different lengths, stored as two flat arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ints = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Sequence `i` is `values[offsets[i]:offsets[i + 1]]`: 4 bytes an interaction, no lists."""
+    """Sequence `i` is `values[offsets[i]:offsets[i + 1]]`; an interaction takes 4 bytes."""
 
     values: npt.NDArray[np.int32]  # (interactions,) item indices
     offsets: npt.NDArray[np.int64]  # (sequences + 1,)
@@ -58,11 +58,11 @@ class Sequences:
 
     @property
     def places(self) -> npt.NDArray[np.int64]:
-        """(interactions,) each value's place in its sequence, from 0."""
+        """(interactions,) the position of each value in its sequence, from 0."""
         return np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
 
     def keep(self, mask: npt.NDArray[np.bool_]) -> Sequences:
-        """The values where `mask` (interactions,) holds; every sequence stays, perhaps empty."""
+        """The values where `mask` (interactions,) is true; a sequence may become empty."""
         kept = np.concatenate([[0], np.cumsum(mask)])[self.offsets]
         return Sequences(self.values[mask], kept.astype(np.int64))
 
@@ -80,7 +80,7 @@ class Sequences:
         return self.keep(self.places >= np.repeat(self.lengths - limit, self.lengths))
 
     def repeats(self) -> npt.NDArray[np.bool_]:
-        """(interactions,) whether the same sequence holds the same value earlier."""
+        """(interactions,) whether the value occurs earlier in the same sequence."""
         pairs = self.owners * (int(self.values.max(initial=0)) + 1) + self.values
         first = np.unique(pairs, return_index=True)[1]
         repeated = np.ones(len(self.values), dtype=bool)

@@ -1,4 +1,4 @@
-"""The public datasets of the paper: where they are, how to read them, how large they must be."""
+"""The public datasets of the paper: their URLs, readers and published counts."""
 
 from __future__ import annotations
 
@@ -18,26 +18,23 @@ _AMAZON = "http://snap.stanford.edu/data/amazon/productGraph/categoryFiles"
 
 @dataclass(frozen=True)
 class RemoteFile:
-    name: str
     url: str
-    md5: str | None  # where one is published
+    md5: str | None = None  # None if none is published
 
 
 @dataclass(frozen=True)
 class Source:
     name: str
-    about: str
     files: tuple[RemoteFile, ...]
     k_core: int
     users: int  # counts after the k-core
     items: int
     interactions: int
-    # Called with the paths of `files`, in order; returns interactions and items.
-    read: Callable[..., tuple[pl.DataFrame, pl.DataFrame]]
+    read: Callable[..., tuple[pl.DataFrame, pl.DataFrame]]  # paths of `files` -> log, items
 
     @property
     def folder(self) -> Path:
-        """Where the raw files are, or can be put by hand."""
+        """Folder of the raw files; a user may put them there by hand."""
         return cache_folder() / "raw" / self.name
 
 
@@ -45,8 +42,7 @@ def _amazon(name: str, category: str, users: int, items: int, interactions: int)
     names = (f"reviews_{category}_5.json.gz", f"meta_{category}.json.gz")
     return Source(
         name=name,
-        about=f"Amazon 2014, {category.replace('_', ' ')}: 5-core reviews and product metadata",
-        files=tuple(RemoteFile(file, f"{_AMAZON}/{file}", md5=None) for file in names),
+        files=tuple(RemoteFile(f"{_AMAZON}/{file}") for file in names),
         k_core=5,
         users=users,
         items=items,
@@ -57,10 +53,8 @@ def _amazon(name: str, category: str, users: int, items: int, interactions: int)
 
 _ML_1M = Source(
     name="ml-1m",
-    about="MovieLens 1M: ratings, and the movies' titles, years and genres",
     files=(
         RemoteFile(
-            "ml-1m.zip",
             "https://files.grouplens.org/datasets/movielens/ml-1m.zip",
             md5="c4d9eecfca2ab87c1945afe126590906",
         ),
@@ -83,26 +77,23 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def read_source(name: str, *, progress: bool = True) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The raw interactions and items of a built-in source, downloaded on first use."""
-    if name not in SOURCES:
-        raise SourceError(f"there is no source {name!r}; the sources are {', '.join(SOURCES)}")
-    source = SOURCES[name]
-    paths = [
-        fetch_file(file.url, source.folder / file.name, md5=file.md5, progress=progress)
-        for file in source.files
-    ]
+def read_source(source: Source, *, progress: bool = True) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The raw interactions and items of a source, downloaded on first use."""
+    paths = []
+    for file in source.files:
+        target = source.folder / file.url.rpartition("/")[2]
+        paths.append(fetch_file(file.url, target, md5=file.md5, progress=progress))
     try:
         return source.read(*paths)
     except DataError:
-        # Their checksums are those of bad files, and must not bar the good ones that replace them.
+        # The recorded checksums are of bad files; good ones must be able to replace them.
         for path in paths:
             forget_checksum(path)
         raise
 
 
 def check_counts(source: Source, users: int, items: int, interactions: int) -> None:
-    """Raises unless the counts after the k-core are the published ones."""
+    """Raises if the counts after the k-core differ from the published ones."""
     expected = (source.users, source.items, source.interactions)
     found = (users, items, interactions)
     if found != expected:

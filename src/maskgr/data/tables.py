@@ -1,4 +1,4 @@
-"""Files and frames in, polars tables out: nothing is judged here but whether it can be read."""
+"""Reads files and data frames into polars tables; their content is checked in `ingest`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ ID_COLUMNS = ("user_id", "item_id")
 
 @dataclass(frozen=True)
 class Table:
-    """A data frame and what to call it in a message: its file, or `the items frame`."""
+    """A data frame and its name in messages: the file, or `the given items`."""
 
     frame: pl.DataFrame
     name: str
@@ -32,7 +32,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Vectors, one a row; `ids` says whose, or None where they follow the catalogue's order."""
+    """Item vectors; `ids` has the item of each row, None means the order of the catalogue."""
 
     values: npt.NDArray[Any]  # (rows, dimensions)
     ids: pl.Series | None
@@ -41,7 +41,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Tables:
-    """A dataset as its owner keeps it."""
+    """A dataset as the user wrote it, before any check."""
 
     interactions: Table
     items: Table | None = None
@@ -49,7 +49,7 @@ class Tables:
 
     @classmethod
     def of(cls, interactions: Any, items: Any, embeddings: Any, name: str) -> Tables:
-        """From frames in memory; `name` is what messages call the whole."""
+        """Wraps frames in memory; `name` is the prefix of their names in messages."""
         return cls(
             from_frame(interactions, f"{name} interactions"),
             None if items is None else from_frame(items, f"{name} items"),
@@ -60,7 +60,7 @@ class Tables:
 
 
 def read_folder(folder: Path) -> Tables:
-    """`interactions.*`, and where present `items.*` and `embeddings.*`."""
+    """Reads `interactions.*` and, if present, `items.*` and `embeddings.*`."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}; check the path")
     interactions = _find(folder, "interactions", FORMATS)
@@ -83,28 +83,24 @@ def _find(folder: Path, stem: str, formats: tuple[str, ...]) -> Path | None:
     found = [folder / name for name in endings if (folder / name).is_file()]
     if len(found) > 1:
         names = " and ".join(file.name for file in found)
-        raise DataError(f"{folder} has both {names}; keep the one that counts")
+        raise DataError(f"{folder} has both {names}; keep one of them")
     return found[0] if found else None
 
 
 def read_table(file: Path) -> pl.DataFrame:
-    """A Parquet, CSV or JSONL file, gzipped or not."""
+    """Reads a Parquet, CSV or JSONL file, which may be gzipped."""
     form = file.name.removesuffix(".gz").rpartition(".")[2]
-    if form not in READERS:
-        raise DataError(f"{file} is not a table; give a .{', .'.join(READERS)} file")
+    if form not in FORMATS:
+        raise DataError(f"{file} is not a table; give a .{', .'.join(FORMATS)} file")
     with _readable(file):
-        source = io.BytesIO(_unzip(file)) if file.suffix == ".gz" else file
-        return READERS[form](source, file)
-
-
-def _read_parquet(source: io.BytesIO | Path, file: Path) -> pl.DataFrame:
-    return pl.read_parquet(source)
-
-
-def _read_csv(source: io.BytesIO | Path, file: Path) -> pl.DataFrame:
-    # IDs stay text: a CSV does not say whether 007 is a number, and 7 is another item.
-    texts = dict.fromkeys(ID_COLUMNS, pl.String)
-    return pl.read_csv(source, infer_schema_length=None, schema_overrides=texts)
+        source = _uncompressed(file)
+        if form == "parquet":
+            return pl.read_parquet(source)
+        if form == "csv":
+            # IDs stay text: read as numbers, 007 and 7 would become one item.
+            texts = dict.fromkeys(ID_COLUMNS, pl.String)
+            return pl.read_csv(source, infer_schema_length=None, schema_overrides=texts)
+        return _read_jsonl(source, file)
 
 
 def _read_jsonl(source: io.BytesIO | Path, file: Path) -> pl.DataFrame:
@@ -116,15 +112,8 @@ def _read_jsonl(source: io.BytesIO | Path, file: Path) -> pl.DataFrame:
     return frame
 
 
-READERS: dict[str, Callable[[io.BytesIO | Path, Path], pl.DataFrame]] = {
-    "parquet": _read_parquet,
-    "csv": _read_csv,
-    "jsonl": _read_jsonl,
-}
-
-
 def _refuse_mixed_json(content: bytes, column: str, file: Path) -> None:
-    # The reader turns a column of 1 and "1" into text, which would join two different items.
+    # polars reads a column of 1 and "1" as text, which would merge two different items.
     other = re.search(rb'"%s"\s*+:\s*+(?!null|")' % column.encode(), content)
     if other:
         row = content.count(b"\n", 0, other.start()) + 1
@@ -135,7 +124,7 @@ def _refuse_mixed_json(content: bytes, column: str, file: Path) -> None:
 
 
 def below(frame: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
-    """The catalogue with other items' rows behind it; a column that one lacks is empty there."""
+    """Appends the rows of `more` to `frame`; a column that one of them lacks is null there."""
     try:
         return pl.concat([frame, more], how="diagonal_relaxed")
     except pl.exceptions.PolarsError as error:
@@ -149,12 +138,11 @@ def below(frame: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
 
 
 def read_matrix(file: Path) -> Matrix:
-    """`.npy` with a row an item, or Parquet with `item_id` and one column of lists."""
+    """Reads `.npy` with one row per item, or Parquet with `item_id` and one column of lists."""
     name = str(file)
     with _readable(file):
-        plain = file.name.removesuffix(".gz")
-        source: Any = io.BytesIO(_unzip(file)) if file.suffix == ".gz" else file
-        if plain.endswith(".npy"):
+        source = _uncompressed(file)
+        if file.name.removesuffix(".gz").endswith(".npy"):
             return Matrix(np.load(source, allow_pickle=False), None, name)
         frame = pl.read_parquet(source)
     vectors = [c for c, t in frame.schema.items() if isinstance(t, (pl.List, pl.Array))]
@@ -189,13 +177,16 @@ def _readable(file: Path) -> Iterator[None]:
         ) from error
 
 
-def _unzip(file: Path) -> bytes:
+def _uncompressed(file: Path) -> io.BytesIO | Path:
+    """The file itself, or its content in memory if it is gzipped."""
+    if file.suffix != ".gz":
+        return file
     with gzip.open(file, "rb") as stream:
-        return stream.read()
+        return io.BytesIO(stream.read())
 
 
 def from_frame(frame: Any, name: str) -> Table:
-    """A polars or pandas frame."""
+    """Wraps a polars or pandas frame."""
     if isinstance(frame, pl.LazyFrame):
         return Table(frame.collect(), name)
     if isinstance(frame, pl.DataFrame):

@@ -1,4 +1,4 @@
-"""Positions and times of any common form -> numbers that sort."""
+"""Parses positions and timestamps of common forms into values that sort."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import polars as pl
 
 from maskgr.data.problems import Problems, count
 
-# ISO 8601 as people write it; a time without a zone is taken as UTC.
+# The common forms of ISO 8601; a time without a zone is UTC.
 ISO_FORMATS = ("%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
 
-# An epoch number's unit is told by its size: seconds stay below 10^11 until the year 5138.
+# (upper bound, factor to milliseconds) of seconds, milliseconds, microseconds; beyond are
+# nanoseconds. The ranges do not overlap: seconds stay below 10^11 until the year 5138.
 EPOCH_UNITS = ((1e11, 1e3), (1e14, 1.0), (1e17, 1e-3))
 
 
 def read_order(column: pl.Series, name: str, problems: Problems) -> pl.Series:
-    """`order`: the column as numbers or instants that sort; null (an error) where unreadable."""
+    """Column `order`: numbers or datetimes; null, with an error reported, where unreadable."""
     order = _parse(column)
     bad = order.is_null()
     if bad.any():
@@ -30,12 +31,12 @@ def read_order(column: pl.Series, name: str, problems: Problems) -> pl.Series:
 
 
 def read_time(column: pl.Series) -> pl.Series:
-    """`time`: instants in milliseconds, null where there is none."""
+    """Column `time`: datetimes in milliseconds, null where unreadable."""
     return _to_milliseconds(_parse(column)).alias("time")
 
 
 def _parse(column: pl.Series) -> pl.Series:
-    """Numbers or instants, null where the column has neither."""
+    """Numbers or datetimes, null where the column has neither."""
     if column.dtype.is_float():
         return column.set(~column.is_finite().fill_null(False), None)
     if column.dtype.is_integer() or isinstance(column.dtype, pl.Datetime):
@@ -65,4 +66,4 @@ def _to_milliseconds(order: pl.Series) -> pl.Series:
     largest = float(order.abs().max() or 0)  # type: ignore[arg-type]
     factor = next((factor for bound, factor in EPOCH_UNITS if largest < bound), 1e-6)
     milliseconds = (order.cast(pl.Float64) * factor).round().cast(pl.Int64, strict=False)
-    return milliseconds.cast(pl.Datetime("ms"))  # null beyond what a date can be
+    return milliseconds.cast(pl.Datetime("ms"))  # null if out of range

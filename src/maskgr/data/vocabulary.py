@@ -1,11 +1,12 @@
-"""The words of the generated shop: all invented."""
+"""The invented brands, categories and words of the generated shop."""
 
 from __future__ import annotations
 
 import numpy as np
 
-# Product lines, then the departments: name and brands, features, variants, and the categories with
-# their leaves and usual prices. The order of leaves matters: after a tent goes a sleeping bag.
+# The first block lists the product lines. Each further block is a department: its name and brands,
+# features, variants, then a line per category with its leaves and their usual prices. The order of
+# the leaves matters: each leaf complements the one before it (a sleeping bag after a tent).
 VOCABULARY = """\
 Alpha Classic Studio Pro Air Heritage Urban Essential Plus Signature Prime Nova
 
@@ -50,7 +51,7 @@ Barbecue: Charcoal Grill 160, Grill Tongs 15, Grill Cover 29
 Patio: Garden Bench 140, Bench Cushion 36, Patio Lantern 27"""
 [LINES], *BLOCKS = (block.splitlines() for block in VOCABULARY.split("\n\n"))
 DEPARTMENTS = np.array([head.split(": ")[0] for head, *_ in BLOCKS])
-# (departments, 8) each, as a brand or a word is drawn by its number in whichever department
+# (departments, 8) each: every department has the same number of brands, features and variants
 BRANDS = np.array([head.split(": ")[1].split() for head, *_ in BLOCKS])
 FEATURES, VARIANTS = (np.array([block[line].split() for block in BLOCKS]) for line in (1, 2))
 LEAVES = [

@@ -3,12 +3,11 @@
 A beam is a partly revealed target; its score is the product of the conditional probabilities of
 its digits along the order in which they were revealed, kept as a float32 sum of logarithms.
 
-Beams of a user never meet: which digits a beam reveals is settled before it branches, so two
-beams differ at a digit that their last common ancestor revealed, and so does all that follows
-from them. No result can appear twice, and nothing needs to be merged. Under the constraint each
-beam leads to at least one item, so a search that keeps b beams ends with b of them, or with all
-items there are. With a single step (`steps=1`) no beam is ever cut, and the search is an exact
-ranking of the whole catalogue by the sum of log p(digit | everything masked).
+No two beams of a user lead to the same result, so nothing needs to be merged: a beam chooses the
+positions to reveal before it branches, so two beams differ at a digit that their last common
+ancestor revealed. Under the constraint each beam leads to at least one item, so a search that keeps
+b beams ends with b of them, or with all items. With a single step (`steps=1`) the search is an
+exact ranking of the whole catalogue by the sum of log p(digit | everything masked).
 """
 
 from __future__ import annotations
@@ -34,57 +33,57 @@ from maskgr.decoding.orders import choose, gaps
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one step did to a user's beams, best first."""
+    """A user's beams after one step, best first."""
 
-    parents: Tensor  # (beams,) which beam of the step before it continues
+    parents: Tensor  # (beams,) the beam of the previous step that each continues
     positions: Tensor  # (beams, α) item × m + level of the digits revealed
     codes: Tensor  # (beams, α)
-    log_probs: Tensor  # (beams, α) of the codes, as they enter the score
+    log_probs: Tensor  # (beams, α) of the codes, as added to the score
     scores: Tensor  # (beams,)
     remaining: Tensor  # (beams, items) how many items have the revealed digits
 
 
 @dataclass(frozen=True, eq=False)
 class Beams:
-    """All users' beams: ascending by user, a user's best first."""
+    """The beams of all users, ascending by user, best first for each."""
 
     target: Targets
     scores: Tensor  # (rows,) float32
 
     def ranks(self) -> Tensor:
-        """(rows,) the place of each beam among its user's."""
+        """(rows,) the place of each beam among those of its user."""
         user = self.target.user
         return torch.arange(len(user), device=user.device) - torch.searchsorted(user, user)
 
 
 class Searched(NamedTuple):
     beams: Beams
-    cut: Tensor  # (users,) whether some candidates may have been left behind
+    cut: Tensor  # (users,) whether some candidates may have been dropped
     steps: list[list[Step]]
 
 
 @dataclass(frozen=True, eq=False)
 class BeamSearch:
-    """One request: everything that stays the same from step to step."""
+    """The constants of one request, and the search over its steps."""
 
     denoiser: Denoiser
     first: Sequence[Tensor]
     rules: Rules
     candidates: Candidates
     counts: tuple[int, ...]  # digits revealed at each step
-    priorities: Tensor | None  # (users, positions); None: greedy
-    repeats: bool
+    priorities: Tensor | None  # (users, positions); None for the greedy order
+    repeats: bool  # whether a session may hold an item several times
 
     def run(self, users: Tensor, width: int, trace: bool) -> Searched:
-        """Every step, for these users (ascending)."""
+        """Runs all steps for `users` (ascending), with `width` beams each."""
         start = blank(users, self.denoiser.items, self.rules.catalogue.levels)
         beams = Beams(start, torch.zeros(len(users), device=users.device))
         cut = torch.zeros_like(users, dtype=torch.bool)
         steps: list[list[Step]] = [[] for _ in users] if trace else []
         for count in self.counts:
-            if not len(beams.target):  # sessions may all have ended in a repeated item
+            if not len(beams.target):  # all sessions may have ended in a repeated item
                 break
-            chosen, log_probs = self._look(beams.target, count)
+            chosen, log_probs = self._evaluate(beams.target, count)
             found = self._expand(beams.target, chosen, log_probs, width)
             picked = _select(beams, found, users, width)
             cut |= picked.kept == width
@@ -97,24 +96,23 @@ class BeamSearch:
         return Searched(beams, cut, steps)
 
     def follow(self, user: Tensor, digits: Tensor) -> Tensor:
-        """(rows,) the score that a beam which ends with `digits` (rows, items, m) has, whether the
-        search would keep it or not."""
+        """(rows,) the scores of beams that end with `digits` (rows, items, m), kept or not."""
         target = blank(user, self.denoiser.items, self.rules.catalogue.levels)
         scores = torch.zeros(len(user), device=user.device)
         for count in self.counts:
-            chosen, log_probs = self._look(target, count)
+            chosen, log_probs = self._evaluate(target, count)
             values = log_probs.gather(3, digits.unsqueeze(3)).squeeze(3)  # (rows, items, m)
             scores += torch.where(chosen, values, 0.0).sum(dim=(1, 2))
             revealed = target.revealed | chosen
             target = Targets(user, torch.where(revealed, digits, 0), revealed)
         return scores
 
-    def _look(self, target: Targets, count: int) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, target: Targets, count: int) -> tuple[Tensor, Tensor]:
         """(rows, items, m) the digits to reveal, and (rows, items, m, codes) log-probabilities."""
         masked = ~target.revealed
         chosen = None
         if count == int(masked[0].sum()):
-            chosen = masked  # the last step: there is nothing to choose
+            chosen = masked  # the last step reveals all that is left
         elif self.priorities is not None:
             ranking = self.priorities.index_select(0, target.user)
             chosen = choose(ranking, masked.flatten(1), count).view_as(masked)
@@ -124,14 +122,14 @@ class BeamSearch:
             wanted = masked if chosen is None else chosen
             log_probs = next_log_probs(self.denoiser, self.rules, target, wanted)
         if chosen is None:
-            # Of the distribution that is searched: over the allowed codes under the constraint.
+            # The gaps are those of the searched distribution: of allowed codes if constrained.
             ranking = torch.zeros(masked.shape, device=masked.device)
             ranking[masked] = gaps(log_probs[masked], normalise=self.rules.constrained)
             chosen = choose(ranking.flatten(1), masked.flatten(1), count).view_as(masked)
         return chosen, log_probs
 
     def _expand(self, target: Targets, chosen: Tensor, log_probs: Tensor, width: int) -> Found:
-        """At least the best `width` candidates of each beam that repeat no item, if so many are."""
+        """The best `width` candidates of each beam that repeat no item, or all, perhaps more."""
         excluded = self.rules.excluded
         complete = (target.revealed | chosen).all(dim=2)  # (rows, items)
         ends = (complete.sum(dim=1) > 1).nonzero().squeeze(1)
@@ -140,7 +138,7 @@ class BeamSearch:
         wanted = 2 * width
         while True:
             found = self.candidates.best(log_probs, chosen, target, excluded, wanted)
-            short = (found.scores > -torch.inf).sum(dim=1) < wanted  # then these are all
+            short = (found.scores > -torch.inf).sum(dim=1) < wanted  # then there are no more
             repeated = self._repeated(target, chosen, complete, found, ends)
             found.scores[ends] = found.scores[ends].masked_fill(repeated, -torch.inf)
             if (short | ((found.scores > -torch.inf).sum(dim=1) >= width)).all():
@@ -150,7 +148,7 @@ class BeamSearch:
     def _repeated(
         self, target: Targets, chosen: Tensor, complete: Tensor, found: Found, rows: Tensor
     ) -> Tensor:
-        """(rows, width) bool: more complete items with the same digits than the catalogue has."""
+        """(rows, width) bool: candidates with more items of the same digits than really exist."""
         width, items = found.scores.shape[1], chosen.shape[1]
         row = rows.repeat_interleave(width)  # (candidates,)
         digits = self._fill(target, chosen, row, found.choices[rows].flatten(0, 1))
@@ -163,12 +161,12 @@ class BeamSearch:
         excluded = None if self.rules.excluded is None else self.rules.excluded[user]
         there = self.rules.catalogue.counts(tuples, torch.ones_like(tuples).bool(), excluded)
         repeated = torch.zeros(len(row), dtype=torch.bool, device=row.device)
-        # Digits that no item has still count as one thing, without the constraint.
+        # Without the constraint, digits that no item has may occur once.
         repeated[suspects] = (used[suspects] > there.view(-1, items).clamp(min=1)).any(dim=1)
         return repeated.view(-1, width)
 
     def _fill(self, target: Targets, chosen: Tensor, row: Tensor, choices: Tensor) -> Tensor:
-        """(children, items, m) the digits of beams `row` after their `choices`."""
+        """(children, items, m) the digits of beams `row` with their `choices` filled in."""
         new = chosen[row]
         return torch.where(new, self.candidates.fill(choices, new), target.digits[row])
 
@@ -187,7 +185,7 @@ class BeamSearch:
         users: Tensor,
         count: int,
     ) -> Iterator[Step]:
-        """User by user; beam `row` (rows,) of those before became each of those after."""
+        """The step of each user; beam i of `after` continues beam `row[i]` of `before`."""
         new = (after.target.revealed & ~before.target.revealed[row]).flatten(1)
         positions = new.nonzero()[:, 1].view(-1, count)
         codes = after.target.digits.flatten(1).gather(1, positions)
@@ -213,13 +211,13 @@ class BeamSearch:
 
 class _Picked(NamedTuple):
     row: Tensor  # (children,) the beam that a child continues
-    column: Tensor  # (children,) which of its candidates
+    column: Tensor  # (children,) the candidate of that beam
     scores: Tensor  # (children,)
-    kept: Tensor  # (users,) how many children a user has
+    kept: Tensor  # (users,) the number of children
 
 
 def _select(beams: Beams, found: Found, users: Tensor, width: int) -> _Picked:
-    """The best `width` candidates of each user over all of its beams."""
+    """The best `width` candidates of each user, over all of its beams."""
     place, ranks = torch.searchsorted(users, beams.target.user), beams.ranks()
     most, each = int(ranks.max()) + 1, found.scores.shape[1]
     totals = found.scores.new_full((len(users), most, each), -torch.inf)

@@ -1,9 +1,9 @@
 """The best ways to fill in the digits that a step reveals (paper, Section 3.2, multi-token).
 
-A step's candidates are scored by the product of their digits' probabilities. The best of them
-are found exactly without forming the product of codebooks: unconstrained by best-first sums of
-sorted lists, one list a digit; constrained by one list an item, of those combinations of digits
-that some item of the catalogue with the revealed digits has.
+A candidate's score is the product of its digits' probabilities. The best candidates are found
+exactly without forming the product of the codebooks. Unconstrained, each digit has a list of codes;
+constrained, each item of the target has a list of the combinations of digits that occur in the
+catalogue together with the revealed digits. The best sums of one entry per list are the candidates.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CELLS = 2**22  # (rows × combinations) scored in one pass: bounds memory
 class Found(NamedTuple):
     """Candidates of each row, best first."""
 
-    scores: Tensor  # (rows, width) float32, -inf where there are no more
-    choices: Tensor  # (rows, width, lists) int64, what `Candidates.fill` reads
+    scores: Tensor  # (rows, width) float32, padded with -inf
+    choices: Tensor  # (rows, width, lists) int64, decoded by `Candidates.fill`
 
 
 class Candidates(Protocol):
@@ -40,16 +40,16 @@ class Candidates(Protocol):
         excluded: Exclusions | None,
         width: int,
     ) -> Found:
-        """The best `width` of each row, or all; `log_probs` (rows, items, m, codes)."""
+        """The best `width` candidates of each row; `log_probs` (rows, items, m, codes)."""
         ...
 
     def fill(self, choices: Tensor, chosen: Tensor) -> Tensor:
-        """(rows, items, m) the digits where `chosen`, for one choice (rows, lists) a row."""
+        """(rows, items, m) the digits where `chosen`, for one candidate per row (rows, lists)."""
         ...
 
 
 class FreeCandidates:
-    """Any code goes with any other; every row chooses equally many digits, each has its list."""
+    """All combinations of codes; every row must choose equally many digits."""
 
     def best(
         self,
@@ -80,7 +80,7 @@ class FreeCandidates:
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """The distinct combinations of digits that the items have at some levels."""
+    """The distinct combinations of digits that occur in the catalogue at some levels."""
 
     number: Tensor  # (items,) int32, the combination of each item
     items: Tensor  # (combinations,) int64, how many items have it
@@ -88,30 +88,23 @@ class Projection:
 
 
 class _Lists(NamedTuple):
-    """Combinations of digits; list r is from `offsets[r]` to `offsets[r + 1]`."""
+    """Lists of combinations of digits; list r is from `offsets[r]` to `offsets[r + 1]`."""
 
-    items: Tensor  # (total,) int64, one item that has the combination
-    numbers: Tensor  # (total,) int64, ascending in a list: the combination's in a `Projection`
+    items: Tensor  # (total,) int64, an item that has the combination
+    numbers: Tensor  # (total,) int64, its number in the `Projection`, ascending in a list
     offsets: Tensor  # (lists + 1,) int64
 
 
 class CatalogueCandidates:
-    """Only combinations of digits that some item has; one list for each item of the target.
+    """Combinations of digits that occur in the catalogue; one list for each item of the target.
 
-    A choice is a code where one digit of the item is chosen, and where several are, an item of
-    the catalogue that has them.
+    A choice is a code if one digit of the target's item is chosen, and an item of the catalogue
+    that has the combination if several are.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        device, levels = catalogue.device, catalogue.levels
-        nothing = torch.zeros((1, levels), dtype=torch.int64, device=device)
-        members = catalogue.items(nothing, nothing.bool()).values
-        # The exclusion of all items is the catalogue's way to tell their digits.
-        digits = catalogue.exclusions(members.unsqueeze(0)).digits.squeeze(1)  # (m, members)
-        self._members = members
-        self._digits = digits.new_zeros((levels, int(members[-1]) + 1))
-        self._digits[:, members] = digits
+        self._digits = catalogue.digits  # (m, items)
         self._projections: dict[tuple[bool, ...], Projection] = {}
 
     def best(
@@ -143,7 +136,7 @@ class CatalogueCandidates:
         excluded: Exclusions | None,
         width: int,
     ) -> Found:
-        """Of one item's digits alone: `log_probs` (rows, m, codes), `chosen` (rows, m)."""
+        """The best combinations for one item; `log_probs` (rows, m, codes), `chosen` (rows, m)."""
         count = chosen.sum(dim=1)
         none, one = (count == 0).nonzero().squeeze(1), (count == 1).nonzero().squeeze(1)
         parts = []
@@ -166,7 +159,7 @@ class CatalogueCandidates:
     def _several(
         self, chosen: Tensor, item: Targets, count: Tensor
     ) -> Iterator[tuple[Tensor, tuple[bool, ...]]]:
-        """Rows that choose several digits, by the levels that are known once they have."""
+        """Rows that choose several digits, grouped by the levels known after the choice."""
         rows = (count > 1).nonzero().squeeze(1)
         if len(rows):
             unions, owner = torch.unique((chosen | item.revealed)[rows], dim=0, return_inverse=True)
@@ -183,10 +176,10 @@ class CatalogueCandidates:
         excluded: Tensor | None,
         width: int,
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Some of the rows, and (some, width) scores and choices; until all have had theirs.
+        """Groups of rows (some,) with their (some, width) scores and choices.
 
-        Rows that know the same digits share a list of combinations. Lists within a factor of two
-        in length go together, padded to the longest.
+        Rows with the same known digits share a list of combinations. Lists whose lengths are within
+        a factor of two are scored together, padded to the longest.
         """
         known = torch.where(item.revealed, item.digits + 1, 0)
         sizes = [size + 1 for size in self._catalogue.codebook_sizes]
@@ -211,9 +204,9 @@ class CatalogueCandidates:
                 yield some, top.values, items.gather(1, top.indices)
 
     def _combinations(self, digits: Tensor, revealed: Tensor, projection: Projection) -> _Lists:
-        """For each row the distinct combinations of the items with its revealed digits."""
+        """For each row the distinct combinations among the items with its revealed digits."""
         total = len(projection.items)
-        if not revealed.any():  # then there is one row, with all of them
+        if not revealed.any():  # then there is one row, with all combinations
             numbers = torch.arange(total, device=digits.device)
             return _Lists(projection.example, numbers, torch.tensor([0, total]).to(numbers))
         values, offsets = self._catalogue.items(digits, revealed)
@@ -227,38 +220,39 @@ class CatalogueCandidates:
 
     def _sums(self, log_probs: Tensor, rows: Tensor, chosen: Tensor, items: Tensor) -> Tensor:
         """(rows, items of each) the log-probability of an item's digits where `chosen`."""
-        _, levels, codes = log_probs.shape
+        _, n_levels, codes = log_probs.shape
         flat = log_probs.view(-1)
         result = torch.zeros(items.shape, device=items.device)
         for level in chosen.any(dim=0).nonzero().squeeze(1).tolist():
-            start = (rows * levels + level) * codes  # (rows,)
+            start = (rows * n_levels + level) * codes  # (rows,)
             values = flat[self._digits[level][items] + start.unsqueeze(1)]
             result += torch.where(chosen[:, level, None], values, 0.0)
         return result
 
     def _sums_of_one_list(self, log_probs: Tensor, chosen: Tensor, items: Tensor) -> Tensor:
-        """The same where all rows have the same items (items,) and `chosen` (m,).
+        """The same if all rows have the same items (items,) and `chosen` (m,).
 
-        So begins every search, with the whole catalogue: much faster as sums of columns.
+        The first step of every search over the whole catalogue: much faster as sums of columns.
         """
-        rows, levels, codes = log_probs.shape
+        rows, n_levels, codes = log_probs.shape
         columns = [
             self._digits[level][items].long() + level * codes
-            for level in range(levels)
+            for level in range(n_levels)
             if chosen[level]
         ]
-        table = log_probs.reshape(rows, levels * codes).t().contiguous()
+        table = log_probs.reshape(rows, n_levels * codes).t().contiguous()
         sums = functional.embedding_bag(torch.stack(columns, dim=1), table, mode="sum")
         return sums.t().contiguous()
 
     def _projection(self, levels: tuple[bool, ...]) -> Projection:
         if levels not in self._projections:
             subset = [level for level, known in enumerate(levels) if known]
-            groups = self._catalogue.groups(subset, self._digits[:, self._members].t())
+            members = self._catalogue.members
+            groups = self._catalogue.groups(subset, self._digits[:, members].t())
             _, numbers, items = torch.unique(groups, return_inverse=True, return_counts=True)
             number = torch.zeros_like(self._digits[0], dtype=torch.int32)
-            number[self._members] = numbers.int()
-            example = torch.zeros_like(items).scatter_(0, numbers, self._members)
+            number[members] = numbers.int()
+            example = torch.zeros_like(items).scatter_(0, numbers, members)
             self._projections[levels] = Projection(number, items, example)
         return self._projections[levels]
 
@@ -266,9 +260,8 @@ class CatalogueCandidates:
 def best_sums(lists: list[Found], width: int) -> Found:
     """The `width` largest sums of one entry from each list, best first, exactly.
 
-    Entry i of one sorted list with entry j of another is no better than (i + 1)(j + 1) - 1 other
-    pairs, so pairs with (i + 1)(j + 1) > width need not be looked at: about width × log(width)
-    remain, instead of the product.
+    Entries i and j of two sorted lists make a pair that is no better than (i + 1)(j + 1) - 1 other
+    pairs, so pairs with (i + 1)(j + 1) > width are skipped: about width × log(width) remain.
     """
     scores, choices = lists[0]
     for other in lists[1:]:
@@ -291,7 +284,7 @@ def _pick(choices: Tensor, places: Tensor) -> Tensor:
 
 
 def _assemble(rows: int, parts: list[tuple[Tensor, Tensor, Tensor]]) -> Found:
-    """One list from parts of different widths, each (part,), (part, width), (part, width)."""
+    """One list from parts: (part,) row numbers, (part, width) scores, (part, width) choices."""
     width = max(scores.shape[1] for _, scores, _ in parts)
     if len(parts) == 1 and len(parts[0][0]) == rows:
         where, scores, choices = parts[0]
@@ -306,7 +299,7 @@ def _assemble(rows: int, parts: list[tuple[Tensor, Tensor, Tensor]]) -> Found:
 
 
 def _pad(lists: _Lists, which: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(which, longest) each: items and numbers of some lists, and where a list has no more."""
+    """(which, longest) items and numbers of some lists, and whether an entry is padding."""
     column = torch.arange(longest, device=which.device)
     missing = column >= lists.offsets.diff()[which, None]
     place = (lists.offsets[which, None] + column).masked_fill_(missing, 0)
@@ -315,9 +308,9 @@ def _pad(lists: _Lists, which: Tensor, longest: int) -> tuple[Tensor, Tensor, Te
 
 
 def _remove(scores: Tensor, listed: Tensor, items: Tensor, projection: Projection) -> None:
-    """Strikes out combinations of which every item is excluded.
+    """Sets the scores of combinations to -inf if all of their items are excluded.
 
-    `scores` and `listed` (rows, combinations), the numbers ascending; `items` (rows, excluded).
+    `scores` and `listed` (rows, combinations), their numbers ascending; `items` (rows, excluded).
     """
     gone = projection.number[items.clamp(min=0)].long().masked_fill_(items < 0, -1)
     gone = gone.sort(dim=1).values

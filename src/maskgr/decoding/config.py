@@ -1,28 +1,51 @@
-"""How the next item is decoded: the settings."""
+"""Settings of decoding."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
+
+from maskgr.errors import RequestError
+
+Retrieval = Literal["auto", "generative", "dense", "unified"]
+Order = Literal["random", "greedy", "left-to-right"]
+Cache = Literal["auto", "off", "frozen"]
 
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """How the next item is found."""
+    """How the next item is found; wrong values are refused with a RequestError."""
 
-    retrieval: Literal["auto", "generative", "dense", "unified", "fused"] = "auto"
-    """By unmasking its digits, by the dense head, by the dense head among the beams, by the sum of
-    both scores; auto is fused, or the one of the two that there is or that has all the weight."""
-    order: Literal["greedy", "left-to-right", "random"] = "greedy"
-    """Which digits come first: the surest (paper), from the left, any."""
+    retrieval: Retrieval = "auto"
+    """`generative`: beam search over the digits; `dense`: nearest items to a predicted vector;
+    `unified`: beams ranked by their dense score; `auto`: the best that the model can do."""
+    order: Order = "greedy"
+    """Which digits are revealed first: the surest (paper), from the left, a random choice."""
     steps: int = 0
-    """Evaluations of the network; 0 is one for every digit, 1 scores the whole catalogue."""
+    """Evaluations of the network; 0 means one for each digit, 1 scores the whole catalogue."""
     beams: int = 20
-    """Partly unmasked items kept after each step; at least as many as are asked for."""
-    cache: Literal["auto", "off", "frozen"] = "auto"
-    """Whether the history is encoded once (frozen) or for every beam and step (off); auto is
-    frozen where that is exact."""
+    """Partly revealed items kept after each step; raised to the number of results asked for."""
+    cache: Cache = "auto"
+    """Whether the history is encoded once (`frozen`) or for every beam and step (`off`); `auto` is
+    `frozen` where that is exact."""
     constrained: bool = True
-    """Only digits that some item of the catalogue has."""
-    seed: int = 0
-    """Of the random order."""
+    """Search only digits that some item of the catalogue has."""
+
+    def __post_init__(self) -> None:
+        _require_choice("retrieval", self.retrieval, Retrieval)
+        _require_choice("order", self.order, Order)
+        _require_choice("cache", self.cache, Cache)
+        _require_at_least("steps", self.steps, 0)
+        _require_at_least("beams", self.beams, 1)
+
+
+def _require_choice(key: str, value: object, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise RequestError(
+            f"decoding.{key} is {value!r}; choose one of {', '.join(get_args(choices))}"
+        )
+
+
+def _require_at_least(key: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise RequestError(f"decoding.{key} is {value!r}; give a whole number from {least} up")

@@ -5,47 +5,62 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import islice, product
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from maskgr.decoding.beams import Beams, BeamSearch, Step
 from maskgr.decoding.candidates import Candidates, CatalogueCandidates, FreeCandidates
 from maskgr.decoding.catalogue import Catalogue, Exclusions
-from maskgr.decoding.denoiser import FLOOR, Denoiser, Rules, require_fit
+from maskgr.decoding.config import Order
+from maskgr.decoding.denoiser import FLOOR, Denoiser, Rules, check_fit
 from maskgr.decoding.orders import fixed_priorities
 from maskgr.decoding.schedule import schedule
 from maskgr.errors import RequestError
 
-CELLS = 2**23  # what the users that are searched together may fill: bounds memory
+CELLS = 2**23  # tensor entries for the users that are searched together: bounds memory
+FEW_DENIED = 256  # so many denied items are excluded user by user; more are worth an index
+KEPT_INDEXES = 4  # indexes of restricted catalogues kept for later requests
 
 
 @dataclass(frozen=True)
 class Search:
-    """How to search."""
+    """Settings of one search."""
 
     beams: int
-    """Targets kept after each step of a user; at least as many as results are asked for."""
-    order: str
-    """One of `orders.ORDERS`."""
+    """Targets kept per user after each step; raised to the number of results asked for."""
+    order: Order
     steps: int | Sequence[int]
     """Evaluations of the network, or how many digits each of them reveals."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """The most probable items of each user, or sessions of items; best first."""
+    """The most probable items or sessions of each user, best first."""
 
-    items: Tensor  # (users, top), sessions (users, top, k): item numbers, -1 where no more are
-    scores: Tensor  # (users, top) float32 log-probabilities, -inf where no more are
-    invalid_share: float  # of the beams at the end, those that are no item of the catalogue
-    traces: list[list[Step]] | None  # user by user, step by step
+    items: Tensor  # (users, top), sessions (users, top, k): item numbers, padded with -1
+    scores: Tensor  # (users, top) float32 log-probabilities, padded with -inf
+    invalid_share: float | None  # final beams that are no item; None for a constrained search
+    traces: list[list[Step]] | None  # the steps of each user
+
+
+class _Index(NamedTuple):
+    """A catalogue, and the candidates that its items allow."""
+
+    catalogue: Catalogue
+    candidates: Candidates
+
+    @classmethod
+    def of(cls, catalogue: Catalogue, constrained: bool) -> _Index:
+        return cls(catalogue, CatalogueCandidates(catalogue) if constrained else FreeCandidates())
 
 
 class Decoder:
-    """Searches one catalogue; keeps what it learns about it from one request to the next."""
+    """Searches one catalogue; keeps its indexes from one request to the next."""
 
     def __init__(
         self,
@@ -53,17 +68,21 @@ class Decoder:
         *,
         constrained: bool = True,
         renormalise: Catalogue | None = None,
+        priority: Tensor | None = None,
     ) -> None:
-        """`catalogue`: what may be recommended; `constrained`: only its digits are searched.
+        """`constrained`: search only digits that some item of `catalogue` has.
 
         `renormalise`: the catalogue that the model's likelihood was restricted to in training.
+        `priority` (items,): ranks items with equal scores, such as those that share their digits;
+        the higher first, catalogue order among equals.
         """
         self.catalogue = catalogue
         self._constrained = constrained
         self._renormalise = renormalise
-        self._candidates: Candidates = FreeCandidates()
-        if constrained:
-            self._candidates = CatalogueCandidates(catalogue)
+        self._ranks = _ranks(catalogue, priority)
+        self._whole = _Index.of(catalogue, constrained)
+        restricted = partial(_restricted, catalogue, constrained)
+        self._restricted = lru_cache(KEPT_INDEXES)(restricted)
 
     def next_items(
         self,
@@ -72,17 +91,18 @@ class Decoder:
         search: Search,
         *,
         excluded: Exclusions | None = None,
-        generator: torch.Generator | None = None,
+        allowed: Tensor | None = None,
+        seeds: Tensor | None = None,
         trace: bool = False,
     ) -> Ranking:
-        """The `top` next items of each user; items that share their digits in catalogue order.
+        """The `top` next items of each user.
 
-        `excluded`: what each user must not get; `generator`: for the random order.
+        `excluded`: items of `self.catalogue` that each user must not get; `allowed` (items,) bool:
+        the items that any user may get; `seeds` (users,) int64: for the random order.
         """
-        if denoiser.items != 1:
-            raise RequestError(f"a session of {denoiser.items} items is no next item; use sessions")
+        assert denoiser.items == 1
         found = self.sessions(
-            denoiser, top, search, excluded=excluded, generator=generator, trace=trace
+            denoiser, top, search, excluded=excluded, allowed=allowed, seeds=seeds, trace=trace
         )
         return replace(found, items=found.items.squeeze(2))
 
@@ -93,17 +113,21 @@ class Decoder:
         search: Search,
         *,
         excluded: Exclusions | None = None,
+        allowed: Tensor | None = None,
         repeats: bool = False,
-        generator: torch.Generator | None = None,
+        seeds: Tensor | None = None,
         trace: bool = False,
     ) -> Ranking:
         """The `top` sessions of each user: tuples of the next items, decoded together.
 
-        An item is in a session once, unless `repeats`. Left to right is item after item.
+        A session holds an item once, unless `repeats`. Left to right goes item by item. The other
+        arguments are those of `next_items`.
         """
-        self._require(denoiser, top, search, excluded, repeats)
-        beam_search = self._beam_search(denoiser, search, excluded, repeats, generator)
-        return _rank(beam_search, max(search.beams, top), top, trace)
+        index, excluded = self._filter(denoiser, excluded, allowed)
+        items = len(self.catalogue) if allowed is None else allowed[self.catalogue.members].sum()
+        _require_top(top, int(items), denoiser.items, repeats)
+        beam_search = self._beam_search(denoiser, search, index, excluded, seeds, repeats)
+        return _rank(beam_search, self._ranks, max(search.beams, top), top, trace)
 
     def score(
         self,
@@ -113,94 +137,127 @@ class Decoder:
         search: Search,
         *,
         excluded: Exclusions | None = None,
-        generator: torch.Generator | None = None,
+        allowed: Tensor | None = None,
+        seeds: Tensor | None = None,
     ) -> Tensor:
-        """(users, width) log-probabilities of given next `items` (users, width), as the search
-        would score them if it kept them; -inf where an item is -1.
+        """(users, width) log-probabilities of the next `items` (users, width), as `next_items`
+        scores them; -inf where an item is -1.
 
         `digits` (users, width, m): those of the items.
         """
-        require_fit(denoiser, self.catalogue, excluded)
-        beam_search = self._beam_search(denoiser, search, excluded, False, generator)
+        index, excluded = self._filter(denoiser, excluded, allowed)
+        beam_search = self._beam_search(denoiser, search, index, excluded, seeds)
         user, place = (items >= 0).nonzero(as_tuple=True)
         scores = torch.full(items.shape, -torch.inf, device=items.device)
         at_once = max(1, CELLS // (self.catalogue.levels * max(self.catalogue.codebook_sizes)))
-        for start in range(0, len(user), at_once):
-            own, where = user[start : start + at_once], place[start : start + at_once]
+        for some in torch.split(torch.arange(len(user), device=user.device), at_once):
+            own, where = user[some], place[some]
             scores[own, where] = beam_search.follow(own, digits[own, where].unsqueeze(1))
-        return scores
+        return scores.masked_fill_(scores < FLOOR / 2, -torch.inf)
+
+    def _filter(
+        self, denoiser: Denoiser, excluded: Exclusions | None, allowed: Tensor | None
+    ) -> tuple[_Index, Exclusions | None]:
+        """The index to search for a request, and the items that each user must not get there."""
+        check_fit(denoiser, self.catalogue, excluded)
+        if allowed is None or allowed.all():
+            return self._whole, excluded
+        denied = (~allowed).nonzero().squeeze(1)
+        if len(denied) <= FEW_DENIED and len(denied) < len(self.catalogue):
+            items = denied.expand(denoiser.users, -1)
+            if excluded is not None:
+                items = torch.cat([excluded.items, items], dim=1)
+            return self._whole, self.catalogue.exclusions(items)
+        index = self._restricted(np.packbits(allowed.cpu().numpy()).tobytes())
+        if excluded is not None:
+            excluded = index.catalogue.exclusions(excluded.items)
+        return index, excluded
 
     def _beam_search(
         self,
         denoiser: Denoiser,
         search: Search,
+        index: _Index,
         excluded: Exclusions | None,
-        repeats: bool,
-        generator: torch.Generator | None,
+        seeds: Tensor | None,
+        repeats: bool = False,
     ) -> BeamSearch:
+        if seeds is None:
+            assert search.order != "random"
+            seeds = torch.zeros(denoiser.users, dtype=torch.int64)
+        assert len(seeds) == denoiser.users
         positions = denoiser.items * self.catalogue.levels
         return BeamSearch(
             denoiser,
             denoiser.first(),
-            Rules(self.catalogue, self._constrained, self._renormalise, excluded),
-            self._candidates,
+            Rules(index.catalogue, self._constrained, self._renormalise, self.catalogue, excluded),
+            index.candidates,
             schedule(positions, search.steps),
-            fixed_priorities(
-                search.order, denoiser.users, positions, self.catalogue.device, generator
-            ),
+            fixed_priorities(search.order, seeds.to(self.catalogue.device), positions),
             repeats,
         )
 
-    def _require(
-        self,
-        denoiser: Denoiser,
-        top: int,
-        search: Search,
-        excluded: Exclusions | None,
-        repeats: bool,
-    ) -> None:
-        require_fit(denoiser, self.catalogue, excluded)
-        if search.beams < 1:
-            raise RequestError(f"{search.beams} beams find nothing; give at least 1")
-        items, k = len(self.catalogue), denoiser.items
-        most = items**k if repeats else math.perm(items, k)
-        if not 1 <= top <= most:
-            what = "items" if k == 1 else f"sessions of {k} of its {items} items"
-            raise RequestError(
-                f"top {top} of a catalogue with {most} {what} to choose from; give 1 to {most}"
-                if most
-                else f"a session of {k} items from a catalogue of {items}; ask for fewer"
-            )
+
+def _restricted(catalogue: Catalogue, constrained: bool, packed: bytes) -> _Index:
+    """The index of the allowed items, from their mask with eight items per byte."""
+    count = catalogue.digits.shape[1]
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=count)
+    allowed = torch.from_numpy(bits.astype(bool)).to(catalogue.device)
+    return _Index.of(catalogue.restrict(allowed), constrained)
 
 
-def _rank(search: BeamSearch, width: int, top: int, trace: bool) -> Ranking:
-    """Searches for all users, and again with twice the beams for those left with too few.
+def _ranks(catalogue: Catalogue, priority: Tensor | None) -> Tensor:
+    """(items,) the place of each item among all, by priority and then catalogue order."""
+    items = catalogue.digits.shape[1]
+    ranks = torch.arange(items, device=catalogue.device)
+    if priority is not None:
+        assert priority.shape == (items,)
+        order = priority.to(catalogue.device).argsort(descending=True, stable=True)
+        ranks = torch.empty_like(ranks).scatter_(0, order, ranks)
+    return ranks
 
-    Only sessions can need that, where beams end because an item would repeat. It ends when
-    nothing is left behind.
+
+def _require_top(top: int, items: int, k: int, repeats: bool) -> None:
+    most = items**k if repeats else math.perm(items, k)
+    if not most:
+        raise RequestError(f"a session of {k} items from a catalogue of {items}; ask for fewer")
+    if not 1 <= top <= most:
+        what = "items" if k == 1 else f"sessions of {k} of its {items} items"
+        raise RequestError(
+            f"top {top} of a catalogue with {most} {what} to choose from; give 1 to {most}"
+        )
+
+
+def _rank(search: BeamSearch, ranks: Tensor, width: int, top: int, trace: bool) -> Ranking:
+    """Searches for all users, and again with twice the beams for those with too few results.
+
+    Only sessions can need that, where beams end because an item would repeat. The search is
+    repeated until no candidate was dropped.
     """
     users, k = search.denoiser.users, search.denoiser.items
     items = torch.full((users, top, k), -1, device=search.rules.catalogue.device)
     scores = torch.full((users, top), -torch.inf, device=items.device)
     traces: list[list[Step]] = [[] for _ in range(users)]
-    invalid, ends = 0, 0
+    constrained, invalid, ends = search.rules.constrained, 0, 0
     pending = _users_with_items(search)
     while len(pending):
         again = []
         for part in torch.split(pending, _users_at_once(search, width)):
             beams, cut, steps = search.run(part, width, trace)
-            results = _results(search, beams, top)
-            items[part], scores[part] = _best(results, part, top)
+            results = _results(search, ranks, beams, top)
+            items[part], scores[part] = _best(results, ranks, part, top)
             for user, own in zip(part.tolist(), steps, strict=trace):
                 traces[user] = own
-            invalid, ends = invalid + _invalid(search, beams), ends + len(beams.scores)
-            again.append(part[(items[part, -1, 0] < 0) & cut & search.rules.constrained])
+            if not constrained:
+                invalid, ends = invalid + _invalid(search, beams), ends + len(beams.scores)
+            again.append(part[(items[part, -1, 0] < 0) & cut & constrained])
         pending, width = torch.cat(again), 2 * width
-    return Ranking(items, scores, invalid / max(ends, 1), traces if trace else None)
+    invalid_share = None if constrained else invalid / max(ends, 1)
+    return Ranking(items, scores, invalid_share, traces if trace else None)
 
 
 def _users_with_items(search: BeamSearch) -> Tensor:
-    """(some,) the users to whom enough items are left for one session."""
+    """(some,) the users with enough items left for one session."""
     rules, users = search.rules, search.denoiser.users
     digits = torch.zeros((users, rules.catalogue.levels), dtype=torch.int64)
     digits = digits.to(rules.catalogue.device)
@@ -209,7 +266,7 @@ def _users_with_items(search: BeamSearch) -> Tensor:
 
 
 def _users_at_once(search: BeamSearch, width: int) -> int:
-    """So many that neither their beams' probabilities nor their candidates exceed CELLS."""
+    """The number of users whose beams' probabilities and candidates fit in CELLS."""
     k, sizes = search.denoiser.items, search.rules.catalogue.codebook_sizes
     each = k * len(sizes) * max(sizes)  # probabilities of a beam
     if k > 1:
@@ -218,9 +275,9 @@ def _users_at_once(search: BeamSearch, width: int) -> int:
 
 
 def _invalid(search: BeamSearch, beams: Beams) -> int:
-    """How many beams end with digits that no item has."""
+    """How many beams ended with digits that no item has, filtered out or not."""
     digits = beams.target.digits
-    found = search.rules.catalogue.find(digits.flatten(0, 1)).view(digits.shape[:2])
+    found = search.rules.whole.find(digits.flatten(0, 1)).view(digits.shape[:2])
     return int((found < 0).any(dim=1).sum())
 
 
@@ -230,8 +287,8 @@ class _Results(NamedTuple):
     items: Tensor  # (results, k)
 
 
-def _results(search: BeamSearch, beams: Beams, top: int) -> _Results:
-    """The items behind the beams' digits, all that share them; none where digits are no item's."""
+def _results(search: BeamSearch, ranks: Tensor, beams: Beams, top: int) -> _Results:
+    """All items with the beams' digits; of sessions, at least the first `top` by `ranks`."""
     (rows, k, m), device = beams.target.digits.shape, beams.scores.device
     digits = beams.target.digits.view(rows * k, m)
     excluded = search.rules.excluded
@@ -241,7 +298,8 @@ def _results(search: BeamSearch, beams: Beams, top: int) -> _Results:
     if k == 1:
         owner = torch.repeat_interleave(offsets.diff())
         return _Results(beams.target.user[owner], beams.scores[owner], items.unsqueeze(1))
-    sets = [part.tolist() for part in torch.split(items, offsets.diff().tolist())]
+    parts = torch.split(items, offsets.diff().tolist())
+    sets = [part[ranks[part].argsort()].tolist() for part in parts]
     owners, tuples = [], []
     for row in range(rows):
         every = product(*sets[row * k : row * k + k])
@@ -254,12 +312,12 @@ def _results(search: BeamSearch, beams: Beams, top: int) -> _Results:
     return _Results(beams.target.user[owner], beams.scores[owner], found)
 
 
-def _best(results: _Results, users: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """(users, top, k) items and (users, top) scores; catalogue order among equal scores."""
+def _best(results: _Results, ranks: Tensor, users: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """(users, top, k) items and (users, top) scores; by `ranks` among equal scores."""
     user, scores, found = results
     order = torch.arange(len(user), device=user.device)
     for column in reversed(found.unbind(1)):
-        order = order[column[order].argsort(stable=True)]
+        order = order[ranks[column[order]].argsort(stable=True)]
     order = order[scores[order].argsort(descending=True, stable=True)]
     order = order[user[order].argsort(stable=True)]
     place = torch.searchsorted(users, user[order])

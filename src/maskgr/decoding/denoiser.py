@@ -1,4 +1,4 @@
-"""What decoding asks of a network, and what the catalogue makes of the answer."""
+"""The interface of a network to decoding, and its probabilities under the catalogue's rules."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from maskgr.decoding.catalogue import Catalogue, Exclusions
 from maskgr.errors import RequestError
 
-FLOOR = -1e30  # the log-probability of what a model deems impossible but the catalogue has
+FLOOR = -1e30  # finite log-probability of real items that the model gives probability 0
 
 
 class Denoiser(Protocol):
     """p(digit | history, revealed digits of the target) for a batch of users' histories.
 
-    The target is the next `items` items, of which each has one digit a level.
+    The target is the next `items` items, each with one digit per level.
     """
 
     @property
@@ -31,29 +31,29 @@ class Denoiser(Protocol):
     def items(self) -> int: ...
 
     def first(self) -> Sequence[Tensor]:
-        """Level by level (users, items, codes) log-probabilities with the whole target masked.
+        """For each level (users, items, codes) log-probabilities with the whole target masked.
 
-        Every beam of a user starts from these, so they are computed once.
+        All beams of a user share this first step.
         """
         ...
 
     def __call__(
         self, user: Tensor, digits: Tensor, revealed: Tensor, wanted: Tensor
     ) -> Sequence[Tensor]:
-        """Level by level (wanted there, codes) log-probabilities, in float32.
+        """For each level (wanted at the level, codes) log-probabilities, in float32.
 
-        `user` (rows,) ascending; `digits`, `revealed` and `wanted` (rows, items, levels), where
-        `digits` holds anything unless revealed. Only the masked digits that are `wanted` are
-        answered for, in the order of `wanted[:, :, level].nonzero()`.
+        `user` (rows,) ascending; `digits`, `revealed` and `wanted` (rows, items, m); digits that
+        are not revealed are arbitrary. The answer has a row for each masked digit that is
+        `wanted`, in the order of `wanted[:, :, level].nonzero()`.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Partly revealed targets, row by row."""
+    """Partly revealed targets."""
 
-    user: Tensor  # (rows,) ascending, a row of the denoiser and of the exclusions
+    user: Tensor  # (rows,) ascending: a row of the denoiser and of the exclusions
     digits: Tensor  # (rows, items, m) int64
     revealed: Tensor  # (rows, items, m) bool
 
@@ -61,57 +61,49 @@ class Targets:
         return len(self.user)
 
 
-def require_fit(denoiser: Denoiser, catalogue: Catalogue, excluded: Exclusions | None) -> None:
-    """That a model, a catalogue and the users' exclusions belong together."""
-    if tuple(denoiser.codebook_sizes) != catalogue.codebook_sizes:
-        raise RequestError(
-            f"the model has codebooks of {' × '.join(map(str, denoiser.codebook_sizes))} codes and "
-            f"the catalogue of {' × '.join(map(str, catalogue.codebook_sizes))}; "
-            f"use the semantic IDs that the model was trained with"
-        )
-    if excluded is not None and len(excluded.items) != denoiser.users:
-        raise RequestError(
-            f"{len(excluded.items)} rows of excluded items do not go with "
-            f"{denoiser.users} users; give one row for each"
-        )
+def check_fit(denoiser: Denoiser, catalogue: Catalogue, excluded: Exclusions | None) -> None:
+    """Asserts that a model, a catalogue and the users' exclusions belong together."""
+    assert tuple(denoiser.codebook_sizes) == catalogue.codebook_sizes
+    assert excluded is None or len(excluded.items) == denoiser.users
 
 
-def blank(user: Tensor, items: int, levels: int) -> Targets:
-    """Targets of which nothing is revealed."""
-    digits = torch.zeros((len(user), items, levels), dtype=torch.int64, device=user.device)
+def blank(user: Tensor, items: int, n_levels: int) -> Targets:
+    """Targets with every digit masked."""
+    digits = torch.zeros((len(user), items, n_levels), dtype=torch.int64, device=user.device)
     return Targets(user, digits, torch.zeros_like(digits, dtype=torch.bool))
 
 
 @dataclass(frozen=True, eq=False)
 class Rules:
-    """What the catalogue does to a model's probabilities, and for whom."""
+    """How the catalogue changes a model's probabilities."""
 
     catalogue: Catalogue
     constrained: bool
-    """Codes that no item with the revealed digits has get -inf; the others stay as they are."""
+    """Set codes that no item with the revealed digits has to -inf; leave the others as they are."""
     renormalise: Catalogue | None
-    """Probabilities run over the codes that some item of this catalogue with the revealed digits
-    has: for a model trained so. It is the catalogue of training, whatever a request leaves out and
-    whatever items came later, so that a score does not depend on what else may be recommended."""
+    """Normalise over the codes of this catalogue's items with the revealed digits: for a model
+    trained so. It is the catalogue of training, so a score does not depend on items added since."""
+    whole: Catalogue
+    """The catalogue before the request's filters, so a score does not depend on them either."""
     excluded: Exclusions | None
 
     def __post_init__(self) -> None:
         if self.renormalise is not None and not self.constrained:
             raise RequestError(
-                "probabilities over the catalogue's codes alone are not defined outside it; "
-                "search with the constraint, or without renormalising"
+                "this model's probabilities are defined for real items only; "
+                "search with the constraint"
             )
 
     def apply(self, level: int, log_probs: Tensor, item: Targets) -> Tensor:
         """(rows, codes of `level`) the log-probabilities to search with; `item` has one item."""
         if self.renormalise is not None:
             codes = allowed_codes(self.renormalise, level, item, None)
-            later = ~codes.any(dim=1, keepdim=True)  # only items since training have the digits
+            later = ~codes.any(dim=1, keepdim=True)  # only items added since have the digits
             if later.any():
-                codes |= later & allowed_codes(self.catalogue, level, item, None)
+                codes |= later & allowed_codes(self.whole, level, item, None)
             mass = log_probs.masked_fill(~codes, -torch.inf).logsumexp(dim=1, keepdim=True)
             log_probs = log_probs - mass
-        # A code that only later items have is not in the mass, and may weigh more than all of it.
+        # A code that only added items have is not in the mass, and may have more weight than it.
         log_probs = log_probs.clamp(min=FLOOR, max=0.0)
         if self.constrained:
             codes = allowed_codes(self.catalogue, level, item, self.excluded)
@@ -120,7 +112,7 @@ class Rules:
 
 
 def first_log_probs(first: Sequence[Tensor], rules: Rules, target: Targets) -> Tensor:
-    """(rows, items, m, codes) from `Denoiser.first`, for targets of which nothing is revealed."""
+    """(rows, items, m, codes) from `Denoiser.first`, for targets with every digit masked."""
     values = [level.index_select(0, target.user).flatten(0, 1) for level in first]
     return _spread(values, rules, target, ~target.revealed)
 
@@ -132,7 +124,7 @@ def next_log_probs(denoiser: Denoiser, rules: Rules, target: Targets, wanted: Te
 
 
 def _spread(values: Sequence[Tensor], rules: Rules, target: Targets, wanted: Tensor) -> Tensor:
-    """Levels side by side, each under the rules; -inf beyond a smaller codebook's last code."""
+    """All levels in one tensor, under the rules; smaller codebooks are padded with -inf."""
     sizes = rules.catalogue.codebook_sizes
     result = torch.full((*wanted.shape, max(sizes)), -torch.inf, device=wanted.device)
     for level, log_probs in enumerate(values):
@@ -150,8 +142,8 @@ def allowed_codes(
 ) -> Tensor:
     """(rows, codes of `level`) bool: the codes of items with the row's revealed digits.
 
-    Beams of many users know the same digits, and the catalogue is asked once for all of them.
-    Only rows that exclude an item with these digits are asked about by themselves.
+    Rows with the same revealed digits share one query, except for those that exclude an item with
+    these digits.
     """
     own = torch.zeros_like(item.user)
     if excluded is not None:
@@ -167,9 +159,9 @@ def allowed_codes(
 
 
 def distinct(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """(rows,) a number equal where all columns (rows,) are, and (numbers,) a row that has each.
+    """(rows,) numbers that are equal where all columns (rows,) are, and (numbers,) a row of each.
 
-    Exact however many columns: what would overflow is numbered anew before it does.
+    Keys are renumbered before they could overflow, so any number of columns is exact.
     """
     key, limit = torch.zeros_like(columns[0], dtype=torch.int64), 1
     for column, size in zip(columns, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""Ancestral sampling: plain masked diffusion, noise level by noise level (paper, Section 3.2)."""
+"""Ancestral sampling: the reverse process of masked diffusion (paper, Sections 3.1 and 3.2)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from maskgr.decoding.denoiser import (
     Targets,
     allowed_codes,
     blank,
+    check_fit,
     first_log_probs,
     next_log_probs,
-    require_fit,
 )
 from maskgr.errors import RequestError
-from maskgr.models.maskgr.noise import reverse_step
 
-CELLS = 2**23  # (rows × positions × codes) drawn from at once: bounds memory
+CELLS = 2**23  # (rows × positions × codes) of one pass: bounds memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +30,22 @@ class Samples:
 
     digits: Tensor  # (users, count, k, m) int64
     items: Tensor  # (users, count, k) int64; -1 where no item has the digits
-    """Of several items with the same digits, one by chance."""
+    """A random one of the items with the digits."""
+
+
+def posterior(s: float, t: float) -> tuple[float, float]:
+    """For a token masked at noise t: the probability that it is still masked at the lower noise s,
+    and that it is revealed. A token that is not masked at t is not masked at s either."""
+    assert 0 <= s <= t <= 1
+    assert t > 0
+    return s / t, 1 - s / t
+
+
+def reverse_step(masked: Tensor, s: float, t: float, generator: torch.Generator) -> Tensor:
+    """(...) which of the tokens `masked` at noise t are still masked at noise s; none at s = 0."""
+    stays, _ = posterior(s, t)
+    draws = torch.rand(masked.shape, generator=generator, device=generator.device)
+    return masked & (draws < stays)
 
 
 def sample(
@@ -45,12 +59,16 @@ def sample(
     constrained: bool = True,
     excluded: Exclusions | None = None,
 ) -> Samples:
-    """`count` independent draws a user; the noise falls from 1 to 0 in `steps` equal steps.
+    """`count` independent draws per user; the noise falls from 1 to 0 in `steps` equal steps.
 
     From noise t to s each masked digit is revealed with probability 1 - s/t, with a code drawn
-    from p^(1/temperature). Items of a session are drawn each by itself and may repeat.
+    from p^(1/temperature). The items of a session are drawn independently and may repeat.
     """
-    _require(denoiser, catalogue, count, steps, temperature, excluded)
+    check_fit(denoiser, catalogue, excluded)
+    if count < 1 or steps < 1:
+        raise RequestError(f"{count} samples in {steps} steps; give at least 1 of each")
+    if not temperature > 0:
+        raise RequestError(f"temperature {temperature} is not positive; give one above 0")
     user = torch.arange(denoiser.users, device=catalogue.device).repeat_interleave(count)
     target = blank(user, denoiser.items, catalogue.levels)
     limits = catalogue if constrained else None
@@ -71,12 +89,12 @@ class _Drawing:
     denoiser: Denoiser
     first: Sequence[Tensor]
     catalogue: Catalogue
-    limits: Catalogue | None  # what draws are constrained to
+    limits: Catalogue | None  # the catalogue that draws are constrained to
     excluded: Exclusions | None
     temperature: float
 
     def possible(self, target: Targets) -> Tensor:
-        """(rows,) bool: whether any item is left for the row's user."""
+        """(rows,) bool: whether a draw exists; with the constraint, whether an item is left."""
         digits, revealed = target.digits[:, 0], target.revealed[:, 0]
         own = None if self.excluded is None else self.excluded[target.user]
         left = self.catalogue.counts(digits, revealed, own) > 0
@@ -84,7 +102,7 @@ class _Drawing:
 
     def reveal(self, target: Targets, now: Tensor, generator: torch.Generator) -> None:
         """Draws the digits `now` (rows, items, m) of the targets, in place."""
-        raw = Rules(self.catalogue, constrained=False, renormalise=None, excluded=None)
+        raw = Rules(self.catalogue, False, None, self.catalogue, None)
         wanted = now.flatten(1).any(dim=1)
         fresh = ~target.revealed.flatten(1).any(dim=1)
         size = max(1, CELLS // (now[0].numel() * max(self.catalogue.codebook_sizes)))
@@ -103,10 +121,10 @@ class _Drawing:
     def _draw(
         self, log_probs: Tensor, target: Targets, now: Tensor, generator: torch.Generator
     ) -> None:
-        """One digit after the other, each from the codes that go with those before it.
+        """Draws one digit after the other, each from the codes that fit those before it.
 
-        The model gives the digits of one step independently; without this their combination could
-        be no item's.
+        The model gives the digits of one step independently; drawn that way, their combination
+        might belong to no item.
         """
         for place, level in now.any(dim=0).nonzero().tolist():
             rows = now[:, place, level].nonzero().squeeze(1)
@@ -118,14 +136,14 @@ class _Drawing:
                 )
                 codes = allowed_codes(self.limits, level, item, self.excluded)
                 logits = logits.masked_fill(~codes, -torch.inf)
-            # Less the largest first: a low temperature must not overflow.
+            # Subtract the largest first, so that a low temperature does not overflow.
             logits = (logits - logits.amax(dim=1, keepdim=True)) / self.temperature
             drawn = torch.multinomial(logits.softmax(dim=1), 1, generator=generator)
             target.digits[rows, place, level] = drawn.squeeze(1)
             target.revealed[rows, place, level] = True
 
     def items(self, target: Targets, generator: torch.Generator) -> Tensor:
-        """(rows × items of a target,) one by chance of those with the digits; -1 if none has."""
+        """(rows × items of a target,) a random one of the items with the digits; -1 if none."""
         digits = target.digits.flatten(0, 1)
         own = None
         if self.excluded is not None:
@@ -136,18 +154,3 @@ class _Drawing:
         place = offsets[:-1] + (chance * counts).long().clamp(max=counts - 1)
         found = torch.cat([values, values.new_full((1,), -1)])
         return torch.where(counts > 0, found[place.clamp(min=0)], -1)
-
-
-def _require(
-    denoiser: Denoiser,
-    catalogue: Catalogue,
-    count: int,
-    steps: int,
-    temperature: float,
-    excluded: Exclusions | None,
-) -> None:
-    require_fit(denoiser, catalogue, excluded)
-    if count < 1 or steps < 1:
-        raise RequestError(f"{count} samples in {steps} steps; give at least 1 of each")
-    if not temperature > 0:
-        raise RequestError(f"temperature {temperature} cannot be drawn at; give one above 0")

@@ -7,20 +7,23 @@ from collections.abc import Sequence
 from maskgr.errors import RequestError
 
 
-def schedule(digits: int, steps: int | Sequence[int]) -> tuple[int, ...]:
-    """The digits revealed at each step: as even as can be, the larger steps first.
+def schedule(positions: int, steps: int | Sequence[int]) -> tuple[int, ...]:
+    """The counts of digits that the steps reveal: as even as possible, the larger ones first.
 
-    A list of counts is taken as it is. No step is empty and nothing is left masked.
+    A list of counts is taken as it is. Together the steps reveal all `positions`.
     """
     if isinstance(steps, int):
-        if not 1 <= steps <= digits:
-            raise RequestError(f"{steps} steps cannot reveal {digits} digits; give 1 to {digits}")
-        least, larger = divmod(digits, steps)
+        if not 1 <= steps <= positions:
+            raise RequestError(
+                f"{steps} steps cannot reveal {positions} digits; give 1 to {positions}"
+            )
+        least, larger = divmod(positions, steps)
         return (least + 1,) * larger + (least,) * (steps - larger)
     counts = tuple(steps)
-    if sum(counts) != digits or min(counts) < 1:
+    if sum(counts) != positions or min(counts) < 1:
         raise RequestError(
-            f"steps that reveal {', '.join(map(str, counts)) or 'no'} digits do not go with "
-            f"{digits} digits; give counts of at least 1 that sum to {digits}, or how many steps"
+            f"steps that reveal {', '.join(map(str, counts)) or 'no'} digits do not fit "
+            f"{positions} digits; give counts of at least 1 that sum to {positions}, or a number "
+            f"of steps"
         )
     return counts

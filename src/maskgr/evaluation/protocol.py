@@ -1,7 +1,7 @@
-"""A recommender's answers to a holdout's questions, measured under named protocols.
+"""A ranker's answers to held-out questions, measured under named protocols.
 
-`all` ranks the whole catalogue; `unseen` removes what the user had before. Published figures differ
-in which they use, and the result by up to a third: so a number without its protocol says little.
+`all` ranks the whole catalogue; `unseen` removes the items of the user's history. Published figures
+differ in which they use, and by up to a third in the result: a number names its protocol.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import numpy.typing as npt
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout
 from maskgr.data.synthetic import Shop
-from maskgr.decoding.config import DecodingConfig
 from maskgr.errors import RequestError
 from maskgr.evaluation.metrics import Mean, metrics, top_items
-from maskgr.recommender import Recommender
+from maskgr.evaluation.ranking import Query, Ranker
 
 Protocol = Literal["all", "unseen"]
 PROTOCOLS: tuple[Protocol, ...] = ("all", "unseen")
@@ -34,7 +33,7 @@ class Evaluation:
     users: int
     metrics: dict[Protocol, dict[str, Mean]]
     users_per_second: float
-    invalid_share: float = 0.0  # of the beams that ended as no item, without the constraint
+    invalid_share: float | None = None  # share of beams that are no item, where beams may be so
     oracle: dict[Protocol, dict[str, Mean]] | None = None
 
     def to_dict(self, protocol: Protocol) -> dict[str, Any]:
@@ -54,40 +53,40 @@ class Evaluation:
 
 
 def evaluate(
-    recommender: Recommender,
+    ranker: Ranker,
     holdout: Holdout,
+    n_items: int,
     *,
     ks: Sequence[int] = (5, 10),
     shop: Shop | None = None,
-    decoding: DecodingConfig | None = None,
     protocols: Sequence[Protocol] = PROTOCOLS,
 ) -> Evaluation:
-    """Every question of `holdout`, under both protocols unless told otherwise."""
+    """Answers every question of `holdout` from a catalogue of `n_items` under each protocol."""
     if not ks or min(ks) < 1:
         raise RequestError(f"metrics at K = {', '.join(map(str, ks))} are impossible; use K >= 1")
-    depth = min(max(ks), len(recommender.items))
+    depth = min(max(ks), n_items)
     found: dict[Protocol, dict[str, Mean]] = {}
+    shares: list[float] = []
     start = time.perf_counter()
-    invalid = 0.0
     for protocol in protocols:
-        ranked = recommender.rank(
-            holdout.histories, depth, exclude_seen=protocol == "unseen", decoding=decoding
-        )
+        seen = holdout.histories if protocol == "unseen" else None
+        ranked = ranker.rank(Query(holdout.histories, depth, excluded=seen))
         found[protocol] = metrics(ranked.items, holdout.targets, ks)
-        invalid += ranked.invalid_share / len(protocols)
+        if ranked.invalid_share is not None:
+            shares.append(ranked.invalid_share)
     seconds = time.perf_counter() - start
     questions = len(holdout.users)
     return Evaluation(
         users=questions,
         metrics=found,
         users_per_second=len(protocols) * questions / max(seconds, 1e-9),
-        invalid_share=invalid,
+        invalid_share=float(np.mean(shares)) if shares else None,
         oracle=None if shop is None else _oracle(shop, holdout, ks),
     )
 
 
 def _oracle(shop: Shop, holdout: Holdout, ks: Sequence[int]) -> dict[Protocol, dict[str, Mean]]:
-    """The best that anybody could do who sees the histories: ranking by the true probabilities."""
+    """The best possible result for a ranker that sees the histories: by true probabilities."""
     result: dict[Protocol, dict[str, Mean]] = {}
     depth = min(max(ks), len(shop.items))
     for protocol in PROTOCOLS:

@@ -1,95 +1,218 @@
-"""What a model must do to be a Recommender, and the models there are.
+"""What a model is, what else it may be able to do, and the models there are.
 
-To add one: write its file here, and give it a name in `MODELS`.
+To add one: write its file with a class that satisfies `Model`, and name it in `MODELS`. Training,
+evaluation, saving and the command follow from that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
+from typing import (
+    Any,
+    ClassVar,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from maskgr.config import TrainConfig
 from maskgr.data.dataset import Dataset
-from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split
+from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig
 from maskgr.errors import RequestError
+from maskgr.evaluation.ranking import Query, Ranked
+from maskgr.settings import apply_settings
+from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.training.fit import FitConfig
+from maskgr.training.workspace import Workspace
 
-if TYPE_CHECKING:
-    from maskgr.sids.semantic_ids import SemanticIds
+T = TypeVar("T")
 
 MODELS = {  # imported when first asked for
-    "maskgr": "maskgr.models.maskgr:MaskGR",
+    "maskgr": "maskgr.models.maskgr.model:MaskGR",
+    "maskgr-paper": "maskgr.models.maskgr.paper:PaperMaskGR",
+    "sasrec": "maskgr.models.sasrec:SASRec",
+    "neighbours": "maskgr.models.neighbours:Neighbours",
     "popularity": "maskgr.models.popularity:Popularity",
 }
 
 
 @dataclass(frozen=True)
-class Workspace:
-    """What training may use beside the data."""
+class TrainConfig:
+    """Everything that decides a training."""
 
-    run: Path  # a folder for checkpoints and logs
-    resume: bool = False  # go on from the checkpoints there
-    progress: bool = False
-    sids: SemanticIds | None = None  # ready-made semantic IDs, for the models that need them
+    name: str
+    """One of `MODELS`."""
+    model: Any
+    """The model's own settings: an instance of its `Config`."""
+    fit: FitConfig
+    """How long and how its network is trained."""
+    leave_out: int = 1
+    """Items held out at each history's end, for the test and again for the validation."""
+    sparsify: float = 0.0
+    """Share of each training sequence that is dropped (the paper's data-constrained study)."""
+    history_limit: int = 20
+    """How many of a user's most recent items the model sees."""
+    seed: int = 0
+    """Fixes every random choice: semantic IDs, initial weights, batches, noise, decoding."""
+    device: str = "auto"
+    """`auto` (cuda, else mps, else cpu) or a torch device, for everything that computes."""
 
-    def require_fresh(self) -> None:
-        """Nothing that took long to make is overwritten, or mixed with something else."""
-        stages = (self.run, *self.run.glob("*/"))
-        if not self.resume and any((stage / "checkpoints").is_dir() for stage in stages):
-            raise RequestError(
-                f"{self.run} holds a training; --resume (resume=True) goes on with it, another "
-                "folder begins a new one"
-            )
+    def __post_init__(self) -> None:
+        if self.history_limit < 1:
+            raise RequestError(f"history_limit is {self.history_limit}; use 1 or more")
+        if not 0 <= self.seed < 2**63:
+            raise RequestError(f"seed is {self.seed}; use 0 or more, below 2^63")
 
-
-class Ranked(NamedTuple):
-    """Best first; -1 and -inf where there are no more."""
-
-    items: npt.NDArray[np.int32]  # (histories, top)
-    scores: npt.NDArray[np.float32]  # (histories, top) log-probabilities
-    invalid_share: float = 0.0  # of the beams that ended as no item, without the constraint
-
-
-class Model(Protocol):
-    """Speaks of items by number; Recommender translates."""
-
-    shares_work: ClassVar[bool]  # whether several processes can train it together
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
     @classmethod
-    def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
-        """Learns from `split.train` (a sequence a user) and may validate on `split.validation`."""
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """The inverse of `to_dict`, also after a way through JSON."""
+        kind = model_class(values["name"]).Config
+        nested = {"model": from_dict(kind, values["model"]), "fit": FitConfig(**values["fit"])}
+        return cls(**{**values, **nested})
+
+
+def from_dict(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """A dataclass from nested dictionaries; JSON has lists where the dataclass has tuples."""
+    hints = get_type_hints(kind)
+    found = {
+        f.name: from_dict(hints[f.name], values[f.name])
+        if is_dataclass(hints[f.name])
+        else values[f.name]
+        for f in fields(kind)
+    }
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Speaks of items by number; `maskgr.recommender.Recommender` translates."""
+
+    about: ClassVar[str]  # one sentence
+    needs: ClassVar[str]  # of the data, beside events
+    Config: ClassVar[type[Any]]
+    presets: ClassVar[Mapping[str, TrainConfig]]
+    supports_ddp: ClassVar[bool]  # whether several processes can train it together
+
+    @classmethod
+    def learn(
+        cls,
+        data: Dataset,
+        split: Split,
+        config: TrainConfig,
+        work: Workspace,
+        sids: SemanticIds | None = None,
+    ) -> Self:
+        """Learns from `split.train` (a sequence a user) and may validate on `split.validation`.
+
+        `sids`: ready-made semantic IDs, for the models that use them.
+        """
         ...
 
-    def rank(
-        self,
-        histories: Sequences,
-        top: int,
-        allowed: npt.NDArray[np.bool_],
-        excluded: Sequences | None,
-        decoding: DecodingConfig | None,
-    ) -> Ranked:
-        """The best `top` items that are `allowed` and not in the user's `excluded`.
-
-        `decoding`: how to search, for the models that do; None is their own way."""
-        ...
-
-    def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None = None) -> Model:
-        """The same model with new `items` behind its own; they are numbered on from these."""
+    def rank(self, query: Query) -> Ranked:
+        """The best items of each user, in the model's own way."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes all that was learned into a folder that exists."""
+        """Writes everything that was learned into a folder that exists."""
         ...
 
     @classmethod
     def load(cls, folder: Path, config: TrainConfig) -> Self: ...
+
+
+@runtime_checkable
+class Decodes(Protocol):
+    """Finds items by unmasking the digits of their semantic IDs."""
+
+    @property
+    def levels(self) -> int: ...
+
+    def decode(self, query: Query, decoding: DecodingConfig) -> Ranked: ...
+
+    def trace(self, query: Query, decoding: DecodingConfig) -> tuple[Ranked, list[list[Step]]]:
+        """The same with each step of each user's search; no steps where none were taken."""
+        ...
+
+    def decoding(self) -> DecodingConfig:
+        """The model's own way."""
+        ...
+
+
+@runtime_checkable
+class PlansSessions(Protocol):
+    """Decodes several next items together."""
+
+    def sessions(
+        self, query: Query, items: int, decoding: DecodingConfig, *, repeats: bool
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """(users, top, items) item numbers, -1 where no more are, and (users, top) scores."""
+        ...
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """Draws next items instead of searching for them."""
+
+    def sample(
+        self, query: Query, *, steps: int, temperature: float, seed: int
+    ) -> npt.NDArray[np.int64]:
+        """(users, top) item numbers; -1 where the filters leave none."""
+        ...
+
+
+@runtime_checkable
+class AddsItems(Protocol):
+    """Takes new items without training."""
+
+    def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> Model:
+        """The same model with new `items` behind its own; they are numbered on from these."""
+        ...
+
+
+CAPABILITIES: dict[str, type[Any]] = {  # as `maskgr models` and errors name them
+    "decode digits": Decodes,
+    "plan sessions": PlansSessions,
+    "sample": Samples,
+    "add items": AddsItems,
+}
+
+
+def capabilities(kind: type[Any]) -> list[str]:
+    """What the models of a class can do beside ranking."""
+    return [
+        name
+        for name, protocol in CAPABILITIES.items()
+        if all(hasattr(kind, member) for member in _members(protocol))
+    ]
+
+
+def require(model: Model, capability: type[T]) -> T:
+    """The model as what it is asked to be, or an error that names the models that can."""
+    if isinstance(model, capability):
+        return model
+    wanted = next(name for name, own in CAPABILITIES.items() if own is capability)
+    able = [name for name in MODELS if wanted in capabilities(model_class(name))]
+    raise RequestError(
+        f"{type(model).__name__} cannot {wanted}; {', '.join(able)} can: train one of these"
+    )
+
+
+def _members(protocol: type[Any]) -> list[str]:
+    return [name for name in vars(protocol) if not name.startswith("_")]
 
 
 def model_class(name: str) -> type[Model]:
@@ -97,3 +220,38 @@ def model_class(name: str) -> type[Model]:
         raise RequestError(f"there is no model {name!r}; the models are {', '.join(MODELS)}")
     module, _, attribute = MODELS[name].partition(":")
     return cast(type[Model], getattr(import_module(module), attribute))
+
+
+def train_config(
+    preset: str = "cpu",
+    settings: Sequence[str] = (),
+    *,
+    model: str | None = None,
+    minutes: float | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+) -> TrainConfig:
+    """A preset with `key=value` settings on top of it.
+
+    Without a `model` the preset is MaskGR's, or that of the only model that has one of this name.
+    """
+    start = _preset(preset, model)
+    config = apply_settings(start, settings)
+    if config.fit.steps != start.fit.steps and config.fit.minutes == start.fit.minutes:
+        config = replace(config, fit=replace(config.fit, minutes=0.0))  # steps replace minutes
+    if minutes is not None:
+        config = replace(config, fit=replace(config.fit, minutes=minutes))
+    given = {"seed": seed, "device": device}
+    return replace(config, **{key: value for key, value in given.items() if value is not None})
+
+
+def _preset(name: str, model: str | None) -> TrainConfig:
+    owners = [model] if model else ["maskgr", *(other for other in MODELS if other != "maskgr")]
+    for owner in owners:
+        presets = model_class(owner).presets
+        if name in presets:
+            return presets[name]
+    if model:
+        raise RequestError(f"{model} has no preset {name!r}; its presets are {', '.join(presets)}")
+    known = {preset for owner in owners for preset in model_class(owner).presets}
+    raise RequestError(f"there is no preset {name!r}; the presets are {', '.join(sorted(known))}")

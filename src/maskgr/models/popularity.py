@@ -1,7 +1,8 @@
-"""The most popular items for everybody: what any recommender must beat."""
+"""The most popular items for everybody: the floor that any recommender must beat."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -11,56 +12,70 @@ import numpy.typing as npt
 import polars as pl
 from safetensors.numpy import load_file, save_file
 
-from maskgr.config import TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split
-from maskgr.decoding.config import DecodingConfig
 from maskgr.errors import RequestError
-from maskgr.models.base import Ranked, Workspace
+from maskgr.evaluation.ranking import Query, Ranked
+from maskgr.models.base import TrainConfig
+from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.training.fit import FitConfig
+from maskgr.training.workspace import Workspace
 
 CHUNK = 4096  # users at once, so that memory does not grow with their number
 
 
 @dataclass(frozen=True)
+class PopularityConfig:
+    """Nothing to set."""
+
+
+@dataclass(frozen=True)
 class Popularity:
-    shares_work: ClassVar[bool] = False
+    about: ClassVar = "the most popular items for everybody"
+    needs: ClassVar = "nothing"
+    Config: ClassVar[type[Any]] = PopularityConfig
+    supports_ddp: ClassVar = False
+    presets: ClassVar[Mapping[str, TrainConfig]] = {
+        "cpu": TrainConfig("popularity", PopularityConfig(), FitConfig())
+    }
     counts: npt.NDArray[np.int64]  # (items,) training events
 
     @classmethod
-    def train(cls, data: Dataset, split: Split, config: TrainConfig, work: Workspace) -> Self:
+    def learn(
+        cls,
+        data: Dataset,
+        split: Split,
+        config: TrainConfig,
+        work: Workspace,
+        sids: SemanticIds | None = None,
+    ) -> Self:
+        if sids is not None:
+            raise RequestError("popularity has no use for semantic IDs; leave --sids out")
         return cls(np.bincount(split.train.values, minlength=len(data.items)).astype(np.int64))
 
-    def rank(
-        self,
-        histories: Sequences,
-        top: int,
-        allowed: npt.NDArray[np.bool_],
-        excluded: Sequences | None,
-        decoding: DecodingConfig | None = None,
-    ) -> Ranked:
-        if decoding is not None:
-            raise RequestError("popularity has nothing to decode; leave the decoding options out")
+    def rank(self, query: Query) -> Ranked:
         order = np.argsort(-self.counts, kind="stable")  # ties: the earlier item of the catalogue
-        order = order[allowed[order]]
-        ranked = np.full((len(histories), top), -1, dtype=np.int32)
+        if query.allowed is not None:
+            order = order[query.allowed[order]]
+        users, top, excluded = len(query.histories), query.top, query.excluded
+        ranked = np.full((users, top), -1, dtype=np.int32)
         if excluded is None:
             ranked[:, : len(order)] = order[:top]
         else:
-            for start in range(0, len(histories), CHUNK):
-                rows = np.arange(start, min(start + CHUNK, len(histories)))
+            for start in range(0, users, CHUNK):
+                rows = np.arange(start, min(start + CHUNK, users))
                 ranked[rows] = _without(order, excluded.select(rows), top, len(self.counts))
-        scores = np.where(ranked < 0, -np.inf, self._log_probabilities()[ranked])
+        scores = np.where(ranked < 0, -np.inf, self.log_probs()[ranked])
         return Ranked(ranked, scores.astype(np.float32))
 
-    def _log_probabilities(self) -> npt.NDArray[np.float64]:
-        smoothed = self.counts + 1  # an item nobody took yet is unlikely, not impossible
+    def log_probs(self) -> npt.NDArray[np.float64]:
+        """(items,) with one event more for each item: unseen is unlikely, not impossible."""
+        smoothed = self.counts + 1
         probabilities: npt.NDArray[np.float64] = smoothed / smoothed.sum()
         return np.log(probabilities)
 
-    def with_items(
-        self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None = None
-    ) -> Popularity:
+    def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> Popularity:
         """New items, which nobody took yet."""
         return Popularity(np.concatenate([self.counts, np.zeros(len(items), dtype=np.int64)]))
 

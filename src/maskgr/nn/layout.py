@@ -1,4 +1,4 @@
-"""Where the tokens of a batch lie: without padding."""
+"""Packed batches: sequences of different lengths without padding."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Sequences laid end to end in one flat tensor, equal lengths next to each other.
+    """Sequences laid end to end in one flat tensor of tokens.
 
-    What works on each token alone (norms, projections, logits) runs on all of them as one matrix;
-    attention runs a group of equal lengths at a time. So there is no padding to compute.
+    Operations on single tokens (norms, projections, logits) run on all of them as one matrix;
+    attention runs on one group of neighbouring sequences of equal length at a time.
     """
 
-    groups: tuple[tuple[int, int], ...]  # (sequences, tokens of each) of equal-length runs
+    groups: tuple[tuple[int, int], ...]  # (sequences, tokens of each) of runs of equal length
     positions: Tensor  # (tokens,) place in the sequence, from 0
     sequences: Tensor  # (tokens,) which sequence a token belongs to, from 0
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Layout:
-        """Sequences of `lengths` tokens, in this order: sorted, it has the fewest groups."""
+        """Sequences of `lengths` tokens, in this order; sorted lengths make the fewest groups."""
         sizes = torch.tensor(list(lengths), dtype=torch.int64, device=device)
         sequences = torch.repeat_interleave(sizes)
         starts = sizes.cumsum(0) - sizes

@@ -1,4 +1,4 @@
-"""The optimiser that everything here is trained with: AdamW, warm-up and cosine, clipping."""
+"""Optimiser of all models: AdamW, linear warm-up and cosine decay, gradient clipping."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from torch import Tensor, nn
 def build_optimizer(
     model: nn.Module, learning_rate: float, weight_decay: float
 ) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices, but not on tables.
+    """AdamW with weight decay on matrices, but not on biases, gains and embedding tables.
 
-    Biases and gains set a scale that decay would fight. Tables that are looked up (`nn.Embedding`)
-    get a gradient only in the rows that were seen, while decay would pull all rows, every step:
-    it would wear rare tokens away.
+    A table (`nn.Embedding`) gets gradients only in the rows of a batch, while decay would shrink
+    all rows in every step: the embeddings of rare tokens would vanish.
     """
     tables = {
         id(parameter)
@@ -34,9 +33,9 @@ def build_optimizer(
 
 
 def schedule(step: int, total: int, warmup: int) -> float:
-    """The factor on the peak learning rate at `step` (from 0): up linearly, down as a cosine.
+    """Factor on the peak learning rate at `step` (from 0): linear warm-up, then cosine decay.
 
-    The first step is not wasted (it has 1 / warmup, not 0) and the last is close to 0.
+    The first step has 1 / warmup rather than 0, the last is close to 0.
     """
     if step < warmup:
         return (step + 1) / warmup
@@ -45,5 +44,5 @@ def schedule(step: int, total: int, warmup: int) -> float:
 
 
 def clip_gradients(model: nn.Module, limit: float) -> Tensor:
-    """Scales all gradients so that their common norm is at most `limit`; returns what it was."""
+    """Scales all gradients so that their total norm is at most `limit`; returns the norm before."""
     return nn.utils.clip_grad_norm_(model.parameters(), limit)

@@ -1,40 +1,49 @@
-"""The softmax of dense retrieval over every item of a catalogue, in little memory: its
-cross-entropy, and what it expects.
+"""Losses over the items of a catalogue: exact softmax, sampled softmax, binary cross-entropy.
 
-A score is the product of a query and an item's vector. Scores of all rows and items at once are
-gigabytes where a catalogue has a million items, so they are made block by block, in the same
-memory, and what the loss and its gradients need of a block is taken while it is there.
+The score of an item is the inner product of a query and the item's vector. The scores of all rows
+and items at once take gigabytes where a catalogue has a million items, so the exact softmax
+computes them block by block in reused memory, and reads what the loss and its gradients need from
+a block before the next one overwrites it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from maskgr.errors import RequestError
-
-CELLS = 2**23  # scores that exist at a time
-ROWS = 512  # of a block; more make a matrix product no faster
-ITEMS = 1024  # of a block: what is done to it after the product finds it near the processor
-FEW = 64  # rows; with fewer, reading the table costs more than multiplying it
+MAX_SCORES = 2**23  # scores in memory at a time
+BLOCK_ROWS = 512  # more make a matrix product no faster
+BLOCK_ITEMS = 1024  # small enough that the steps after the product find a block in the CPU's cache
+MIN_KEPT_ROWS = 64  # with fewer rows, reading the table costs more than multiplying it
 
 
 @dataclass(frozen=True, eq=False)
 class Bonus:
-    """What some items' scores get beside the product, e.g. those that a user already has."""
+    """Sparse additive bias on the scores of (row, item) pairs, e.g. of items a user already has."""
 
     rows: Tensor  # (entries,) int64, ascending
     items: Tensor  # (entries,) int64; no (row, item) pair twice
     values: Tensor  # (entries,) float, differentiable
 
+    def __post_init__(self) -> None:
+        assert self.rows.shape == self.items.shape == self.values.shape
+        assert (self.rows.diff() >= 0).all()
+
+    @classmethod
+    def empty(cls, device: torch.device) -> Bonus:
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        return cls(none, none, none.float())
+
     @torch.no_grad()
     def at(self, rows: Tensor, items: Tensor) -> Tensor:
-        """The values of pairs of `rows` and `items`, 0 for those that get nothing."""
+        """Values of the pairs of `rows` and `items` (of equal shape); 0 where a pair has none."""
         found = torch.zeros(rows.shape, device=rows.device)
         if len(self.rows) and items.numel():
             size = 1 + int(max(self.items.max(), items.max()))
@@ -47,162 +56,140 @@ class Bonus:
 
 
 def catalogue_cross_entropy(
-    queries: Tensor,
-    table: Tensor,
-    targets: Tensor,
-    *,
-    weights: Tensor | None = None,
-    bonus: Bonus | None = None,
+    queries: Tensor, table: Tensor, targets: Tensor, *, bonus: Bonus | None = None
 ) -> Tensor:
-    """() sum over rows of weight * -log softmax(query . every item)[target], exactly, in chunks.
+    """() sum over rows of -log softmax(scores of all items)[target], exact, in flat memory.
 
-    `queries` (rows, width), `table` (items, width), `targets` (rows,) int64, `weights` (rows,),
-    which get no gradient. In float32 even where autocast is not; in double if that is given.
+    `queries` (rows, width), `table` (items, width), `targets` (rows,) int64. Computed in float32
+    even under autocast; in double if queries or table are.
     """
-    _check(queries, table, bonus)
-    _check_targets(targets, weights, len(queries), len(table))
-    extra = (None, None, None) if bonus is None else (bonus.rows, bonus.items, bonus.values)
-    inputs = (queries, table, extra[2], targets, weights, *extra[:2])
-    wanted = [tensor is not None and tensor.requires_grad for tensor in inputs[:3]]
-    if torch.is_grad_enabled() and any(wanted):
+    assert targets.shape == (len(queries),)
+    assert _within(targets, len(table))
+    bonus = bonus or Bonus.empty(queries.device)
+    inputs = (queries, table, bonus.values, targets, bonus.rows, bonus.items)
+    if torch.is_grad_enabled():
         return cast(Tensor, _CrossEntropy.apply(*inputs))  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        return _evaluate(inputs, [False] * 3)[0]
+    return _loss_and_gradients(inputs, [False] * 3)[0]
 
 
 @torch.no_grad()
 def log_normaliser(queries: Tensor, table: Tensor, *, bonus: Bonus | None = None) -> Tensor:
-    """(rows,) log of the sum over the catalogue of exp(score); no gradient."""
-    found = [sums.top + sums.total.log() for _, sums in expectations(queries, table, bonus=bonus)]
-    return torch.cat(found) if found else queries.new_empty(0)
-
-
-@torch.no_grad()
-def expectations(
-    queries: Tensor, table: Tensor, *, bonus: Bonus | None = None
-) -> Iterator[tuple[slice, Expected]]:
-    """Some rows, and what these expect of the whole catalogue, valid until the next rows.
-
-    To be gone through to the end: what is asked of it meanwhile is in float32 too.
-    """
-    _check(queries, table, bonus)
+    """(rows,) log of the sum of exp(score) over the catalogue; without gradient."""
     with torch.autocast(queries.device.type, enabled=False):
-        scores = _Scores(queries.detach(), table.detach(), bonus)
+        scores = _Scores(queries, table, bonus or Bonus.empty(queries.device))
+        result = scores.queries.new_empty(len(queries))
         for rows in scores.row_blocks:
-            yield rows, Expected(scores, rows)
+            softmax = _Softmax(scores, rows)
+            torch.add(softmax.top, softmax.total.log(), out=result[rows])
+        return result
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The loss is one number, so backward only scales: its gradients are made with it, while the
-    exponentials are there, and are handed over without a copy.
+    """Computes the gradients together with the loss, while the exponentials are in memory.
 
-    A second backward through the same graph makes them anew.
+    The loss is one number, so backward only has to scale them. A second backward through the same
+    graph computes them again.
     """
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Tensor | None) -> Tensor:
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
         ctx.save_for_backward(*inputs)
-        loss, ctx.gradients = _evaluate(inputs, ctx.needs_input_grad[:3])
+        loss, ctx.gradients = _loss_and_gradients(inputs, ctx.needs_input_grad)
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
-        gradients = ctx.gradients or _evaluate(inputs, ctx.needs_input_grad[:3])[1]
-        ctx.gradients = None  # what is held by nobody else becomes a parameter's .grad as it is
+        gradients = ctx.gradients or _loss_and_gradients(inputs, ctx.needs_input_grad)[1]
+        ctx.gradients = None  # a tensor without another owner becomes .grad without a copy
         scaled = [
             None if gradient is None else gradient.mul_(incoming).to(tensor.dtype)
             for gradient, tensor in zip(gradients, inputs[:3], strict=True)
         ]
-        return (*scaled, None, None, None, None)
-
-
-def _evaluate(
-    inputs: Sequence[Tensor | None], wanted: Sequence[bool]
-) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss, and its gradients by queries, table and the bonus' values, where `wanted`.
-
-    `inputs`: queries, table, the bonus' values, targets, weights, the bonus' rows and items.
-    """
-    queries, table, values, targets, weights, rows, items = inputs
-    assert queries is not None
-    assert table is not None
-    assert targets is not None
-    bonus = None
-    if rows is not None and items is not None and values is not None:
-        bonus = Bonus(rows, items, values)
-    with torch.autocast(queries.device.type, enabled=False):
-        scores = _Scores(queries, table, bonus)
-        if weights is None:
-            weights = scores.queries.new_ones(len(queries))
-        return _loss_and_gradients(scores, targets, weights.to(scores.queries), wanted)
+        return (*scaled, None, None, None)
 
 
 def _loss_and_gradients(
-    scores: _Scores, targets: Tensor, weights: Tensor, wanted: Sequence[bool]
+    inputs: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Softmax minus one-hot, times the other factor. Nothing but the exponentials is ever as large
-    as a block: what divides and weighs them does so to the queries and to the products."""
-    queries, table, bonus = scores.queries, scores.table, scores.bonus
-    loss = queries.new_zeros(())
-    by_queries = torch.empty_like(queries) if wanted[0] else None
-    by_table = torch.zeros_like(table, dtype=queries.dtype) if wanted[1] else None
-    normalisers = torch.empty_like(weights) if wanted[2] else None  # (rows,) logarithms
-    for rows in scores.row_blocks:
-        sums = Expected(scores, rows, targets[rows], products=wanted[0])
-        log_total = sums.total.log()
-        loss += weights[rows] @ (sums.top - sums.chosen + log_total)
-        share = (weights[rows] / sums.total)[:, None]  # (rows of the block, 1)
+    """The loss, and its gradients for queries, table and bonus values where `wanted`.
+
+    `inputs`: queries, table, bonus values, targets, bonus rows, bonus items. The gradient of a
+    score is softmax minus one-hot. Only exponentials are as large as a block: what normalises them
+    multiplies the queries or the products instead.
+    """
+    queries, table, values, targets, bonus_rows, bonus_items = inputs
+    with torch.autocast(queries.device.type, enabled=False):
+        scores = _Scores(queries, table, Bonus(bonus_rows, bonus_items, values))
+        queries = scores.queries
+        loss = queries.new_zeros(())
+        by_queries = torch.empty_like(queries) if wanted[0] else None
+        by_table = torch.zeros_like(table, dtype=queries.dtype) if wanted[1] else None
+        by_values = scores.of_bonus if wanted[2] else None
+        normalisers = queries.new_empty(len(queries))
+        for rows in scores.row_blocks:
+            softmax = _Softmax(scores, rows, targets[rows], sum_vectors=wanted[0])
+            log_total = softmax.total.log()
+            loss += (softmax.top - softmax.target_scores + log_total).sum()
+            torch.add(softmax.top, log_total, out=normalisers[rows])
+            if by_queries is not None:
+                torch.div(softmax.vectors, softmax.total[:, None], out=by_queries[rows])
+            if by_table is not None:
+                normalised = queries[rows] / softmax.total[:, None]
+                for items in scores.item_blocks:
+                    block, factor = softmax.exponentials(items)
+                    by_table[items].addmm_(block.T, normalised * factor[:, None])
         if by_queries is not None:
-            torch.mul(sums.products, share, out=by_queries[rows])
+            by_queries.sub_(table[targets])
         if by_table is not None:
-            shared = queries[rows] * share
-            for items in scores.item_blocks:
-                block, shrunk = sums.exponentials(items)
-                by_table[items].addmm_(block.T, shared * shrunk[:, None])
-        if normalisers is not None:
-            torch.add(sums.top, log_total, out=normalisers[rows])
-    if by_queries is not None:
-        by_queries.sub_(table[targets].to(queries) * weights[:, None])
-    if by_table is not None:
-        by_table.index_add_(0, targets, queries * weights[:, None], alpha=-1)
-    by_values = None
-    if bonus is not None and normalisers is not None:
-        by_values = (scores.of_bonus - normalisers[bonus.rows]).exp_()  # (entries,)
-        by_values.sub_((bonus.items == targets[bonus.rows]).to(queries))
-        by_values.mul_(weights[bonus.rows])
+            by_table.index_add_(0, targets, queries, alpha=-1)
+        if by_values is not None:
+            by_values.sub_(normalisers[bonus_rows]).exp_()
+            by_values.sub_((bonus_items == targets[bonus_rows]).to(by_values))
     return loss, [by_queries, by_table, by_values]
 
 
 class _Scores:
-    """Scores of a block of rows for a block of items; each block in the memory of the last, or all
-    of the same rows side by side where they are `kept`."""
+    """Scores of a block of rows for a block of items.
 
-    def __init__(self, queries: Tensor, table: Tensor, bonus: Bonus | None) -> None:
+    A block overwrites the one before it; if `kept`, all item blocks of the same rows lie side by
+    side instead.
+    """
+
+    def __init__(self, queries: Tensor, table: Tensor, bonus: Bonus) -> None:
+        assert queries.shape[1:] == table.shape[1:]
+        assert len(table) or not len(queries)
+        assert _within(bonus.rows, len(queries))
+        assert _within(bonus.items, len(table))
         dtype = _precision(queries, table)
         self.queries, self.table, self.bonus = queries.to(dtype), table, bonus
-        height, width, self.kept = _block(len(queries), len(table))
+        height, width, self.kept = _block_shape(len(queries), len(table))
         self.row_blocks = _slices(len(queries), height)
         self.item_blocks = _slices(len(table), width)
         self.memory = self.queries.new_empty(height * (len(table) if self.kept else width))
-        if bonus is not None:
-            self.of_bonus = torch.empty_like(bonus.values, dtype=dtype)  # scores, as they are made
-            starts = [rows.start for rows in self.row_blocks]
-            edges = torch.tensor([*starts, len(queries)], device=bonus.rows.device)
-            self.edges = torch.searchsorted(bonus.rows, edges).tolist()  # of each block's entries
+        self.of_bonus = torch.empty_like(bonus.values, dtype=dtype)  # scores of the bonus' pairs
+        starts = [rows.start for rows in self.row_blocks]
+        edges = torch.tensor([*starts, len(queries)], device=bonus.rows.device)
+        bounds = torch.searchsorted(bonus.rows, edges).tolist()
+        self.entries = dict(zip(starts, map(slice, bounds, bounds[1:]), strict=True))
 
     def vectors(self, items: slice) -> Tensor:
         """(items of the block, width); a table in half precision is never copied as a whole."""
         return self.table[items].to(self.queries.dtype)
 
-    def make(self, rows: slice, items: slice) -> Tensor:
-        """(rows of the block, items of the block), valid until the next block is made, or, where
-        they are kept, the next of these items."""
+    def compute(self, rows: slice, items: slice) -> Tensor:
+        """(rows of the block, items of the block), valid until its memory is used again."""
         block = self.block(rows, items)
         torch.mm(self.queries[rows], self.vectors(items).T, out=block)
-        if self.bonus is not None:
-            self._add_bonus(self.bonus, block, rows, items)
+        entries = self.entries[rows.start]
+        if entries.start < entries.stop:
+            column = self.bonus.items[entries] - items.start
+            here = ((column >= 0) & (column < block.shape[1])).nonzero().squeeze(1)
+            cells = (self.bonus.rows[entries][here] - rows.start) * block.shape[1] + column[here]
+            flat = block.view(-1)
+            flat.index_add_(0, cells, self.bonus.values[entries][here].to(block))
+            self.of_bonus[entries][here] = flat[cells]
         return block
 
     def block(self, rows: slice, items: slice) -> Tensor:
@@ -211,20 +198,12 @@ class _Scores:
         start = height * items.start if self.kept else 0
         return self.memory[start : start + height * width].view(height, width)
 
-    def _add_bonus(self, bonus: Bonus, block: Tensor, rows: slice, items: slice) -> None:
-        place = self.row_blocks.index(rows)
-        entries = slice(self.edges[place], self.edges[place + 1])
-        column = bonus.items[entries] - items.start
-        here = ((column >= 0) & (column < block.shape[1])).nonzero().squeeze(1)
-        cells = (bonus.rows[entries][here] - rows.start) * block.shape[1] + column[here]
-        flat = block.view(-1)
-        flat.index_add_(0, cells, bonus.values.detach()[entries][here].to(block))
-        self.of_bonus[entries][here] = flat[cells]
 
+class _Softmax:
+    """Softmax of a block of rows over the catalogue, in one pass over the items.
 
-class Expected:
-    """The softmax of a block of rows: exponentials, relative to each row's highest score `top`, and
-    their sums over the catalogue."""
+    Exponentials are relative to the row's highest score so far; a higher one rescales the sums.
+    """
 
     def __init__(
         self,
@@ -232,88 +211,60 @@ class Expected:
         rows: slice,
         targets: Tensor | None = None,
         *,
-        products: bool = False,
+        sum_vectors: bool = False,
     ) -> None:
-        """Goes over the catalogue once; a new highest score shrinks what was summed before it.
-
-        `targets`: whose scores are `chosen`. `products`: also sum exponential * item's vector.
-        """
+        """`targets` (rows,): items whose scores to look up. `sum_vectors`: compute `vectors`."""
         queries = scores.queries[rows]
         self.scores, self.rows = scores, rows
         self.top = queries.new_full((len(queries),), torch.finfo(queries.dtype).min)
-        self.total = torch.zeros_like(self.top)
-        self.chosen = torch.zeros_like(self.top)
-        self.products = torch.zeros_like(queries)
-        self.tops: dict[int, Tensor] = {}  # by the first of a block's items, when it was made
-        self.parts: dict[int, Tensor] = {}  # the same: its exponentials' sum, relative to that
+        self.total = torch.zeros_like(self.top)  # (rows,) sum of exp(score - top)
+        self.target_scores = torch.zeros_like(self.top)
+        self.vectors = torch.zeros_like(queries)  # (rows, width) sum of exp(score - top) * vector
+        self.tops: dict[int, Tensor] = {}  # by a block's first item: `top` when it was computed
         for items in scores.item_blocks:
-            block = scores.make(rows, items)
+            block = scores.compute(rows, items)
             if targets is not None:
-                self._choose(block, targets - items.start)
+                self._look_up(block, targets - items.start)
             top = torch.maximum(self.top, block.amax(1))
-            shrink = (self.top - top).exp_()
+            rescale = (self.top - top).exp_()
             self.top = self.tops[items.start] = top
             block.sub_(top[:, None]).exp_()
-            self.parts[items.start] = block.sum(1)
-            self.total.mul_(shrink).add_(self.parts[items.start])
-            if products:
-                self.products.mul_(shrink[:, None]).addmm_(block, scores.vectors(items))
+            self.total.mul_(rescale).add_(block.sum(1))
+            if sum_vectors:
+                self.vectors.mul_(rescale[:, None]).addmm_(block, scores.vectors(items))
 
-    def _choose(self, block: Tensor, columns: Tensor) -> None:
+    def _look_up(self, block: Tensor, columns: Tensor) -> None:
         inside = (columns >= 0) & (columns < block.shape[1])
         found = block.gather(1, columns.clamp(0, block.shape[1] - 1)[:, None]).squeeze(1)
-        self.chosen = torch.where(inside, found, self.chosen)
-
-    def draw(self, uniform: Tensor) -> Tensor:
-        """(rows, draws) items, as likely as the softmax says: each where `uniform` (rows, draws),
-        from 0 to 1, falls among the probabilities laid side by side."""
-        blocks = self.scores.item_blocks
-        sums = [self.parts[b.start] * (self.tops[b.start] - self.top).exp_() for b in blocks]
-        shares = torch.stack(sums, 1)  # (rows, blocks)
-        below = shares.cumsum(1)
-        wanted = uniform.to(below) * below[:, -1:]
-        place = torch.searchsorted(below, wanted, right=True).clamp_(max=len(blocks) - 1)
-        wanted -= (below - shares).gather(1, place)
-        drawn = torch.empty_like(place)
-        for number, items in enumerate(blocks):
-            row, draw = (place == number).nonzero(as_tuple=True)
-            if len(row):
-                block, shrunk = self.exponentials(items)
-                within = block[row].cumsum(1)
-                left = (wanted[row, draw] / shrunk[row])[:, None]
-                found = torch.searchsorted(within, left, right=True).squeeze(1)
-                drawn[row, draw] = items.start + found.clamp_(max=within.shape[1] - 1)
-        return drawn
-
-    def probabilities(self, chosen: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Some items, and (items, chosen) how likely each is in the rows `chosen` (chosen,) of the
-        block; over and over until all items were there."""
-        for items in self.scores.item_blocks if len(chosen) else ():
-            block, shrunk = self.exponentials(items)
-            yield items, (block[chosen] * (shrunk / self.total)[chosen, None]).T.contiguous()
+        self.target_scores = torch.where(inside, found, self.target_scores)
 
     def exponentials(self, items: slice) -> tuple[Tensor, Tensor]:
-        """(rows, items of the block) and (rows,), whose products are exp(score - top); made again
-        unless they were kept."""
+        """(rows, items of the block) and (rows,), whose product is exp(score - top).
+
+        Computed again unless the block was kept.
+        """
+        top = self.tops[items.start]
         if self.scores.kept:
-            shrunk = (self.tops[items.start] - self.top).exp_()
-            return self.scores.block(self.rows, items), shrunk
-        block = self.scores.make(self.rows, items).sub_(self.top[:, None]).exp_()
-        return block, torch.ones_like(self.top)
+            block = self.scores.block(self.rows, items)
+        else:
+            block = self.scores.compute(self.rows, items).sub_(top[:, None]).exp_()
+        return block, (top - self.top).exp_()
 
 
-def _block(rows: int, items: int) -> tuple[int, int, bool]:
-    """Rows and items of a block, and whether all of the same rows are kept: if enough rows fit
-    beside all items, for then the scores need not be made twice."""
-    height = CELLS // max(items, 1)
-    if height >= min(rows, FEW):
-        return _even(rows, min(height, ROWS)), _even(items, ITEMS), True
-    height = _even(rows, min(math.isqrt(CELLS), ROWS))
-    return height, _even(items, min(CELLS // height, ITEMS)), False
+def _block_shape(rows: int, items: int) -> tuple[int, int, bool]:
+    """Rows and items of a block, and whether to keep all blocks of the same rows.
+
+    They are kept if enough rows fit beside all items: no score is then computed twice.
+    """
+    height = MAX_SCORES // max(items, 1)
+    if height >= min(rows, MIN_KEPT_ROWS):
+        return _even(rows, min(height, BLOCK_ROWS)), _even(items, BLOCK_ITEMS), True
+    height = _even(rows, min(math.isqrt(MAX_SCORES), BLOCK_ROWS))
+    return height, _even(items, min(MAX_SCORES // height, BLOCK_ITEMS)), False
 
 
 def _even(count: int, most: int) -> int:
-    """A block's size, at most `most`, such that the last of the blocks is not a sliver."""
+    """Size of blocks, at most `most`, such that the last one is not a sliver."""
     return math.ceil(count / math.ceil(count / most)) if count else 0
 
 
@@ -322,11 +273,12 @@ def _slices(count: int, size: int) -> list[slice]:
 
 
 def _precision(*tensors: Tensor) -> torch.dtype:
-    """At least float32: a sum over a catalogue drowns in the steps of anything less."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
+    """At least float32: a sum over a catalogue loses too much in anything less."""
+    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+
+
+def _within(numbers: Tensor, count: int) -> bool:
+    return bool(((numbers >= 0) & (numbers < count)).all())
 
 
 def sampled_cross_entropy(
@@ -336,112 +288,64 @@ def sampled_cross_entropy(
     *,
     log_q_negatives: Tensor,
     hits: Tensor,
-    weights: Tensor | None = None,
 ) -> Tensor:
-    """() sampled softmax with the log-q correction: an estimate for catalogues of millions.
+    """() sum over rows of the sampled softmax loss with the log-q correction.
 
     `queries` and `positives` (rows, width), `negatives` (samples, width), shared by all rows.
-    `log_q_negatives` (samples,): the log of how often the item is expected in the sample. `hits`
+    `log_q_negatives` (samples,): log of how often the item is expected in the sample. `hits`
     (rows, samples): the sample is the row's own positive, and left out of its denominator.
 
-    The denominator has the positive once, exactly, and is unbiased: the more samples, the nearer is
-    the loss to the catalogue's.
+    The denominator contains the positive once and is unbiased: the loss approaches that of the
+    whole catalogue as the number of samples grows.
     """
-    if queries.shape != positives.shape or queries.shape[1:] != negatives.shape[1:]:
-        raise RequestError(
-            f"queries {tuple(queries.shape)}, positives {tuple(positives.shape)} and negatives "
-            f"{tuple(negatives.shape)} do not fit; give one positive a query, all of one width"
-        )
-    if hits.shape != (len(queries), len(negatives)):
-        raise RequestError(
-            f"hits of shape {tuple(hits.shape)} do not fit {len(queries)} queries and "
-            f"{len(negatives)} negatives; give (queries, negatives)"
-        )
+    assert queries.shape == positives.shape
+    assert hits.shape == (len(queries), len(negatives))
     dtype = _precision(queries, positives, negatives)
     with torch.autocast(queries.device.type, enabled=False):
         queries = queries.to(dtype)
         positive = (queries * positives.to(dtype)).sum(1)  # (rows,)
         others = queries @ negatives.to(dtype).T - log_q_negatives  # (rows, samples)
         others = others.masked_fill(hits, -torch.inf)
-        losses = torch.cat([positive[:, None], others], dim=1).logsumexp(1) - positive
-        return losses.sum() if weights is None else losses @ weights.to(dtype)
+        return (torch.cat([positive[:, None], others], dim=1).logsumexp(1) - positive).sum()
+
+
+def binary_cross_entropy(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """() sum over rows of -log sigmoid(query . positive) - log sigmoid(-query . negative).
+
+    All (rows, width): one negative a row. Computed in float32 even under autocast.
+    """
+    assert queries.shape == positives.shape == negatives.shape
+    dtype = _precision(queries, positives, negatives)
+    with torch.autocast(queries.device.type, enabled=False):
+        positive = (queries.to(dtype) * positives).sum(1)  # (rows,)
+        negative = (queries.to(dtype) * negatives).sum(1)
+        return (functional.softplus(-positive) + functional.softplus(negative)).sum()
 
 
 class NegativeSampler:
     """Draws items with replacement, in proportion to (training count + 1) ** power.
 
-    0 is uniform, 1 is popularity. A draw is one search in the cumulative distribution, whose
-    8 bytes an item are all that is kept beside the 4 of `log_q`.
+    Power 0 is uniform, 1 is popularity. A draw is one search in the cumulative distribution, which
+    takes 8 bytes an item.
     """
 
     def __init__(self, training_counts: Tensor, count: int, power: float = 0.75) -> None:
-        """`training_counts` (items,): how often each is in the training data. `count`: draws."""
-        if training_counts.ndim != 1 or not len(training_counts) or training_counts.min() < 0:
-            raise RequestError(
-                f"training counts of shape {tuple(training_counts.shape)} cannot be sampled from; "
-                "give one number, 0 or more, for each item"
-            )
-        if count < 1:
-            raise RequestError(f"{count} negatives teach nothing; draw 1 or more")
+        """`training_counts` (items,): occurrences in the training data. `count`: items per draw."""
+        assert len(training_counts)
+        assert (training_counts >= 0).all()
+        assert count >= 1
         self.count = count
-        logs = training_counts.cpu().double().log1p_().mul_(power)  # (items,)
+        logs = training_counts.cpu().double().log1p().mul_(power)  # (items,)
         self._edges = logs.exp().cumsum_(0)  # (items,) upper edges of the items' shares
         expected = logs.sub_(self._edges[-1].log()).add_(math.log(count))
         self._log_q = expected.float()  # (items,)
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """(count,) item numbers, with a generator of the CPU."""
+        """(count,) item numbers on the CPU, as `generator` must be."""
         points = torch.rand(self.count, generator=generator, dtype=torch.float64)
         items = torch.searchsorted(self._edges, points.mul_(self._edges[-1]), right=True)
         return items.clamp_(max=len(self._edges) - 1)  # rounding may reach the last edge
 
     def log_q(self, items: Tensor) -> Tensor:
-        """Log of the number of times that each of `items` is expected in a draw; as `items` is."""
+        """Log of the expected number of times that each of `items` is in a draw, shaped alike."""
         return self._log_q[items.cpu()].to(items.device)
-
-
-def _check(queries: Tensor, table: Tensor, bonus: Bonus | None) -> None:
-    if queries.ndim != 2 or table.ndim != 2 or queries.shape[1] != table.shape[1]:
-        raise RequestError(
-            f"queries of shape {tuple(queries.shape)} do not fit a table of shape "
-            f"{tuple(table.shape)}; give (rows, width) and (items, width)"
-        )
-    if len(queries) and not len(table):
-        raise RequestError("the table has no items to score; give it one or more")
-    if bonus is not None:
-        _check_bonus(bonus, len(queries), len(table))
-
-
-def _check_targets(targets: Tensor, weights: Tensor | None, rows: int, items: int) -> None:
-    if targets.shape != (rows,) or targets.dtype != torch.int64:
-        raise RequestError(
-            f"targets of shape {tuple(targets.shape)} and type {targets.dtype} do not fit {rows} "
-            "queries; give one int64 item number a query"
-        )
-    if weights is not None and weights.shape != (rows,):
-        raise RequestError(
-            f"weights of shape {tuple(weights.shape)} do not fit {rows} queries; give one a query"
-        )
-    _check_range("targets", targets, items)
-
-
-def _check_bonus(bonus: Bonus, rows: int, items: int) -> None:
-    shapes = {bonus.rows.shape, bonus.items.shape, bonus.values.shape}
-    if len(shapes) > 1 or bonus.rows.ndim != 1:
-        raise RequestError(
-            f"a bonus' rows {tuple(bonus.rows.shape)}, items {tuple(bonus.items.shape)} and values "
-            f"{tuple(bonus.values.shape)} do not fit; give one of each an entry"
-        )
-    _check_range("the bonus' rows", bonus.rows, rows)
-    _check_range("the bonus' items", bonus.items, items)
-    if (bonus.rows.diff() < 0).any():
-        raise RequestError("the bonus' rows are not in ascending order; sort its entries by row")
-
-
-def _check_range(name: str, numbers: Tensor, count: int) -> None:
-    if not numbers.numel():
-        return
-    low, high = (int(edge) for edge in numbers.aminmax())
-    if low < 0 or high >= count:
-        wrong = low if low < 0 else high
-        raise RequestError(f"{name} have {wrong}, which is not there; use 0 to {count - 1}")

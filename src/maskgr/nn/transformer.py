@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -10,39 +11,56 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maskgr.config import NetworkConfig
 from maskgr.errors import RequestError
 from maskgr.nn.layout import Layout
 
 
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The size of a transformer."""
+
+    layers: int = 4
+    width: int = 128
+    """Entries of a token's hidden state."""
+    heads: int = 4
+    """Attention heads, each with an equal part of the width."""
+    hidden: int = 512
+    """Entries between the two linear maps of a layer."""
+    dropout: float = 0.1
+    """Share of entries dropped from the embeddings and from each branch of a layer."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "hidden"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} is {getattr(self, name)}; use 1 or more")
+        if not 0 <= self.dropout < 1:
+            raise RequestError(f"dropout is {self.dropout}; use 0 or more, below 1")
+        if self.width % (2 * self.heads):
+            raise RequestError(
+                f"a width of {self.width} cannot be shared evenly by {self.heads} heads; use a "
+                f"multiple of {2 * self.heads}"
+            )
+
+
 @lru_cache(maxsize=1024)
 def isolated_mask(length: int, target: int, device: torch.device) -> Tensor:
-    """(length, length) which key (column) a query (row) may see: all but the last `target` tokens,
-    which only these themselves see."""
+    """(length, length) True where a query (row) may see a key (column).
+
+    Everything is visible, except that only the last `target` tokens see each other: the history
+    does not see the item being predicted.
+    """
     is_target = torch.arange(length, device=device) >= length - target
     return is_target[:, None] | ~is_target[None, :]
 
 
 @lru_cache(maxsize=1024)
-def causal_mask(items: int, unit: int, copy: int, device: torch.device) -> Tensor:
-    """(length, length) the same for a start, the history of `unit` tokens an item, and a `copy` of
-    this many masked tokens for each of the `items`, of which the last is no history.
-
-    A token of the history sees the history up to its own item, a copy what comes before its item,
-    and itself. `copy` = 0: the history alone.
-    """
-    numbers = torch.arange(items, device=device)
-    start = torch.full((1,), -1, device=device)
-    past = torch.cat([start, numbers[:-1].repeat_interleave(unit)])
-    owners = torch.cat([past, numbers.repeat_interleave(copy)])  # (length,)
-    is_copy = torch.arange(len(owners), device=device) >= len(past)
-    query, key = owners[:, None], owners[None, :]
-    sees_history = ~is_copy[None, :] & (key <= query - is_copy[:, None].long())
-    return sees_history | (is_copy[:, None] & is_copy[None, :] & (key == query))
+def causal_mask(length: int, device: torch.device) -> Tensor:
+    """(length, length) True where a query (row) may see a key (column): itself and earlier ones."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 def rotary(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """(tokens, 1, 1, width) the cosines and signed sines that turn a head's vectors by position.
+    """(tokens, 1, 1, width) cosines and signed sines of the rotary position embedding.
 
     Entry `i` is paired with entry `i + width / 2`; all `width / 2` frequencies are in use.
     """
@@ -54,13 +72,13 @@ def rotary(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(vectors: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """(tokens, ..., heads, width) turned so that products depend on the positions' difference."""
+    """(tokens, ..., heads, width) rotated: dot products then depend on relative positions."""
     cosines, sines = rotation
     return torch.addcmul(vectors * cosines, vectors.roll(vectors.shape[-1] // 2, -1), sines)
 
 
 class Dropout(nn.Module):
-    """Dropout that draws a byte, not a float, for each entry where that is what costs time.
+    """Dropout that draws a byte, not a float, for each entry on a CPU.
 
     On a CPU torch draws one number an entry, about a tenth of a small network's step; here eight
     entries share a 64-bit draw. The rate is rounded to a multiple of 1/256, and what is kept is
@@ -83,14 +101,14 @@ class Dropout(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then two linear maps with a GELU between, each added to what came in.
+    """Pre-norm self-attention and a feed-forward network, each a residual branch.
 
     Dropout falls on the two branches, not on the GELU's output: for the paper's 3072 hidden
     entries a token, drawing the random numbers would cost as much as another matrix product on a
     CPU. GELU is the exact one: there, torch's tanh approximation is slower.
     """
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.heads = config.heads
         self.attention_norm = nn.LayerNorm(config.width)
@@ -110,8 +128,11 @@ class Block(nn.Module):
         rows: Tensor | None = None,
         memory: Memory | None = None,
     ) -> Tensor:
-        """(tokens, width), or (rows, width) for the tokens `rows` alone: all that a last block
-        needs, and most of its work is done after the attention."""
+        """(tokens, width), or (rows, width) of the tokens `rows` alone.
+
+        The last block needs only the rows that are scored, and most of its work comes after the
+        attention.
+        """
         attended = self.attend(self.attention_norm(x), layout, rotation, masks, memory)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
@@ -128,7 +149,7 @@ class Block(nn.Module):
         masks: Sequence[Tensor | None],
         memory: Memory | None = None,
     ) -> Tensor:
-        """(tokens, width) what each token gathers from the tokens of its sequence."""
+        """(tokens, width) the attention's output, each token within its own sequence."""
         qkv = self.qkv(x).unflatten(1, (3, self.heads, -1))  # (tokens, 3, heads, width of a head)
         queries_keys = rotate(qkv[:, :2], rotation)
         # One split, not a slice a group: the gradient of a slice is as large as the whole.
@@ -152,54 +173,44 @@ class Block(nn.Module):
         return torch.cat(gathered)
 
 
+def init_near_identity(module: nn.Module, depth: int) -> None:
+    """Scales residual outputs by 0.1 / sqrt(2 * depth): near-identity at initialisation.
+
+    Every other matrix keeps the variance of its input; biases start at zero.
+    """
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.ndim == 2:
+            branch = name.endswith(("out.weight", "down.weight"))
+            scale = 0.1 * (2 * depth) ** -0.5 if branch else 1.0
+            nn.init.normal_(parameter, std=scale * parameter.shape[1] ** -0.5)
+
+
 class Memory(Protocol):
-    """Sees a block's keys and values, and may put others before them."""
+    """A hook on a block's keys and values: it may keep them, or put cached ones before them."""
 
     def __call__(self, group: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """What to attend to, for and from (count, heads, length, width of a head)."""
+        """The keys and values to attend to, from those of a group: (count, heads, length, d)."""
         ...
 
 
 class Tap(NamedTuple):
-    """Where states are wanted on the way."""
+    """Asks for hidden states of an intermediate layer."""
 
-    layer: int  # after so many layers
-    rows: Tensor  # (rows,) of these tokens
+    layer: int  # read after this many layers
+    rows: Tensor  # (rows,) tokens
 
 
 class Encoder(nn.Module):
-    def __init__(self, config: NetworkConfig) -> None:
+    """Blocks and a last norm."""
+
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        if config.width % (2 * config.heads):
-            raise RequestError(
-                f"a width of {config.width} cannot be shared evenly by {config.heads} heads; use a "
-                f"multiple of {2 * config.heads}"
-            )
         self.head_width = config.width // config.heads
-        self.history_blocks = nn.ModuleList(Block(config) for _ in range(config.history_layers))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Maps keep the scale of what they get; the branches of all blocks together add a tenth
-        of what comes in, whatever the depth: a state starts as what its token is."""
-        depth = len(self.history_blocks) + len(self.blocks)
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            elif parameter.ndim == 2:
-                branch = name.endswith(("out.weight", "down.weight"))
-                scale = 0.1 * (2 * depth) ** -0.5 if branch else 1.0
-                nn.init.normal_(parameter, std=scale * parameter.shape[1] ** -0.5)
-
-    def history(self, x: Tensor, layout: Layout, masks: Sequence[Tensor | None]) -> Tensor:
-        """(tokens, width) what the history is before the masked digits join it."""
-        if len(self.history_blocks):
-            rotation = rotary(layout.positions, self.head_width)
-            for block in self.history_blocks:
-                x = block(x, layout, rotation, masks)
-        return x
+        init_near_identity(self, depth=config.layers)
 
     def forward(
         self,
@@ -210,11 +221,10 @@ class Encoder(nn.Module):
         memories: Sequence[Memory] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """(tokens, width) states, or (rows, width) those of the tokens `rows` alone; and what is
-        tapped, before the last norm.
+        """(tokens, width) hidden states, or (rows, width) of the tokens `rows` alone; and the
+        tapped hidden states, before the last norm.
 
-        `masks` has what a token may see for each of the layout's groups (None: everything);
-        `memories` has one for each block.
+        `masks`: one a group of the layout, None to see everything; `memories`: one a block.
         """
         rotation = rotary(layout.positions, self.head_width)
         last, tapped = len(self.blocks) - 1, None

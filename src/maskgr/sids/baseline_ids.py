@@ -13,24 +13,37 @@ import numpy as np
 import numpy.typing as npt
 
 from maskgr.errors import DataError
-from maskgr.sids.config import QuantizerConfig
-from maskgr.sids.vectors import Digits, Floats, normalise
+from maskgr.sids.config import FitOptions, QuantizerConfig
+from maskgr.sids.vectors import Digits, Floats, prepare
+
+_Ids = tuple[Digits, tuple[int, ...]]  # distinct IDs (n, levels), the codes of each level
 
 
 @dataclass(frozen=True, eq=False)
 class _RowIds:
     table: Digits  # (n, levels) the ID of each row
     sizes: tuple[int, ...]
-    mean: Floats  # (d,) the best guess at a vector of which nothing is known
+    mean: Floats  # (d,) of all vectors: what every ID decodes to
+    normalise: bool
 
     name: ClassVar[str]
+
+    @classmethod
+    def fit(cls, vectors: npt.ArrayLike, config: QuantizerConfig, options: FitOptions) -> Self:
+        rows = prepare(vectors, normalise=options.normalise)
+        table, sizes = cls._assign(len(rows), config, options.seed)
+        return cls(table, sizes, rows.mean(axis=0), options.normalise)
+
+    @classmethod
+    def _assign(cls, count: int, config: QuantizerConfig, seed: int) -> _Ids:
+        raise NotImplementedError
 
     @property
     def codebook_sizes(self) -> tuple[int, ...]:
         return self.sizes
 
     def encode(self, vectors: npt.ArrayLike) -> Digits:
-        rows = normalise(vectors)
+        rows = prepare(vectors, normalise=self.normalise)
         if len(rows) != len(self.table):
             raise DataError(
                 f"{self.name} IDs belong to the {len(self.table)} items that they were made for, "
@@ -43,11 +56,12 @@ class _RowIds:
         return np.tile(self.mean, (len(digits), 1))
 
     def state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-        return {"table": self.table, "mean": self.mean}, {"sizes": list(self.sizes)}
+        settings = {"sizes": list(self.sizes), "normalise": self.normalise}
+        return {"table": self.table, "mean": self.mean}, settings
 
     @classmethod
     def from_state(cls, tensors: dict[str, npt.NDArray[Any]], settings: dict[str, Any]) -> Self:
-        return cls(tensors["table"], tuple(settings["sizes"]), tensors["mean"])
+        return cls(**tensors, sizes=tuple(settings["sizes"]), normalise=settings["normalise"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,17 +71,22 @@ class RandomIds(_RowIds):
     name: ClassVar[str] = "random"
 
     @classmethod
-    def fit(
-        cls, vectors: npt.ArrayLike, config: QuantizerConfig, *, progress: bool = False
-    ) -> Self:
-        rows = normalise(vectors)
-        if config.codes**config.levels < len(rows):
+    def _assign(cls, count: int, config: QuantizerConfig, seed: int) -> _Ids:
+        sizes, capacity = (config.codes,) * config.levels, config.codes**config.levels
+        if capacity < count:
             raise DataError(
                 f"{config.levels} levels of {config.codes} codes make fewer tuples than there are "
-                f"items ({len(rows)}); raise --codes or --levels"
+                f"items ({count}); raise --codes or --levels"
             )
-        table = _distinct_tuples(len(rows), config)
-        return cls(table, (config.codes,) * config.levels, rows.mean(axis=0))
+        generator = np.random.default_rng(seed)
+        if capacity <= 4 * count:  # few are left over: drawing again and again would take long
+            numbers = generator.permutation(capacity)[:count]
+            return np.stack(np.unravel_index(numbers, sizes), axis=1).astype(np.int32), sizes
+        table = generator.integers(config.codes, size=(count, config.levels), dtype=np.int32)
+        while len(again := _repeats(table)):
+            size = (len(again), config.levels)
+            table[again] = generator.integers(config.codes, size=size, dtype=np.int32)
+        return table, sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,26 +96,8 @@ class ItemIds(_RowIds):
     name: ClassVar[str] = "item-id"
 
     @classmethod
-    def fit(
-        cls, vectors: npt.ArrayLike, config: QuantizerConfig, *, progress: bool = False
-    ) -> Self:
-        rows = normalise(vectors)
-        table = np.arange(len(rows), dtype=np.int32)[:, None]
-        return cls(table, (len(rows),), rows.mean(axis=0))
-
-
-def _distinct_tuples(count: int, config: QuantizerConfig) -> Digits:
-    generator = np.random.default_rng(config.seed)
-    sizes = (config.codes,) * config.levels
-    capacity = config.codes**config.levels
-    if capacity <= 4 * count:  # few are left over: drawing again and again would take long
-        numbers = generator.permutation(capacity)[:count]
-        return np.stack(np.unravel_index(numbers, sizes), axis=1).astype(np.int32)
-    table = generator.integers(config.codes, size=(count, config.levels), dtype=np.int32)
-    while len(again := _repeats(table)):
-        size = (len(again), config.levels)
-        table[again] = generator.integers(config.codes, size=size, dtype=np.int32)
-    return table
+    def _assign(cls, count: int, config: QuantizerConfig, seed: int) -> _Ids:
+        return np.arange(count, dtype=np.int32)[:, None], (count,)
 
 
 def _repeats(table: Digits) -> npt.NDArray[np.int64]:

@@ -1,7 +1,7 @@
-"""Item vectors learned from what users did, to make semantic IDs of instead of text alone.
+"""Item vectors learned from user behaviour, quantised to semantic IDs in place of the text.
 
-A new item has no behaviour: its vector is foretold from its text, by a ridge regression from the
-texts to the vectors of the items that were there.
+A new item has no behaviour yet: its vector is predicted from its text, by a ridge regression from
+text embeddings to learned vectors that is fitted on the old items.
 """
 
 from __future__ import annotations
@@ -13,38 +13,40 @@ import numpy as np
 from maskgr.errors import DataError
 from maskgr.sids.vectors import Floats
 
-RIDGE = 0.01  # of the texts' mean variance: what keeps rare directions from being believed
+RIDGE = 0.01  # relative to the texts' mean variance; keeps rare directions from being overfitted
 
 
 @dataclass(frozen=True, eq=False)
 class Collaborative:
+    """Learned vectors of the items, and a linear map from text embeddings to such vectors."""
+
     vectors: Floats  # (items, d)
-    weights: Floats  # (text + 1, d): the map from text, its last row the constant
+    weights: Floats  # (text + 1, d); the last row is the intercept
 
     @classmethod
-    def of(cls, vectors: Floats, text: Floats) -> Collaborative:
-        """`vectors` (items, d) of the items whose text embeddings are `text` (items, any)."""
+    def fit(cls, vectors: Floats, text: Floats) -> Collaborative:
+        """Fits the map from `text` (items, any) to `vectors` (items, d) of the same items."""
         if len(vectors) != len(text):
             raise DataError(
                 f"{len(vectors)} learned vectors do not go with {len(text)} text embeddings; give "
                 "one of each for every item"
             )
-        centre, middle = text.mean(0, dtype=np.float64), vectors.mean(0, dtype=np.float64)
-        inputs = text - centre
-        products = inputs.T @ inputs
+        text_mean, mean = text.mean(0, dtype=np.float64), vectors.mean(0, dtype=np.float64)
+        inputs = text - text_mean
+        products = inputs.T @ inputs  # (text, text)
         strength = RIDGE * np.trace(products) / len(products)
         slopes = np.linalg.solve(
-            products + max(strength, 1e-12) * np.eye(len(products)), inputs.T @ (vectors - middle)
+            products + max(strength, 1e-12) * np.eye(len(products)), inputs.T @ (vectors - mean)
         )
-        constant = middle - centre @ slopes
-        weights = np.concatenate([slopes, constant[None]]).astype(np.float32)
+        intercept = mean - text_mean @ slopes
+        weights = np.concatenate([slopes, intercept[None]]).astype(np.float32)
         return cls(np.ascontiguousarray(vectors, dtype=np.float32), weights)
 
-    def foretell(self, text: Floats) -> Floats:
-        """(items, d) vectors of items that nobody had yet."""
-        found: Floats = text.astype(np.float32) @ self.weights[:-1] + self.weights[-1]
-        return found
+    def predict_from_text(self, text: Floats) -> Floats:
+        """(items, d) predicted vectors of items with the text embeddings `text` (items, any)."""
+        predicted: Floats = text.astype(np.float32) @ self.weights[:-1] + self.weights[-1]
+        return predicted
 
-    def joined(self, vectors: Floats) -> Collaborative:
-        """With those of new items behind them."""
+    def extended(self, vectors: Floats) -> Collaborative:
+        """A copy with the `vectors` of new items behind the old ones."""
         return Collaborative(np.concatenate([self.vectors, vectors]), self.weights)

@@ -1,9 +1,15 @@
-"""How items become semantic IDs: the settings."""
+"""Settings of semantic IDs: text encoder, quantiser and uniqueness policy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from maskgr.errors import RequestError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+QuantizerName = Literal["residual-kmeans", "rqvae", "pq", "opq", "random", "item-id"]
+Policy = Literal["append", "reassign", "share"]
 
 
 @dataclass(frozen=True)
@@ -18,48 +24,78 @@ class EncoderConfig:
     max_tokens: int = 512
     """Longer texts are cut here, or at the model's own limit where that is lower."""
     batch_size: int = 64
-    """Texts at a time; less memory with fewer."""
-    device: str = "auto"
-    """Where a model runs: `auto` (cuda, then mps, then cpu) or a torch device. Not WordLlama."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Texts per batch; fewer need less memory."""
+    dtype: Dtype = "auto"
     """The model's precision; `auto` is bfloat16 on cuda and float32 elsewhere. Not WordLlama."""
+
+    def __post_init__(self) -> None:
+        kind, _, model = self.encoder.partition(":")
+        names_model = kind in ("sentence-transformers", "huggingface") and model
+        if self.encoder not in ("auto", "wordllama", "embeddings") and not names_model:
+            raise RequestError(
+                f"encoder is {self.encoder!r}; give auto, wordllama, embeddings, "
+                "sentence-transformers:MODEL or huggingface:MODEL"
+            )
+        _require_at_least("max_tokens", self.max_tokens, 1)
+        _require_at_least("batch_size", self.batch_size, 1)
+        _require_choice("dtype", self.dtype, Dtype)
 
 
 @dataclass(frozen=True)
 class QuantizerConfig:
     """How vectors become digits."""
 
-    quantizer: Literal["residual-kmeans", "rqvae", "pq", "opq", "random", "item-id"] = (
-        "residual-kmeans"
-    )
-    """Which quantiser: see `maskgr.sids.quantizers.QUANTIZERS`."""
+    quantizer: QuantizerName = "residual-kmeans"
+    """The quantiser: see `maskgr.sids.quantizers.QUANTIZERS`."""
     levels: int = 4
     """Digits of a semantic ID (for pq and opq: blocks of the vector)."""
     codes: int = 256
-    """Codes at each level."""
-    seed: int = 0
-    """Same seed and vectors, same digits."""
+    """Codes per level."""
     components: int = 32
-    """Principal components that residual k-means works in; 0 takes the vectors as they are."""
-    restarts: int = 3
-    """K-means runs from different starting points, of which the best is kept."""
-    sample: int = 256
-    """Vectors a code, at most, that k-means is fitted on; all are then assigned."""
-    rqvae_hidden: tuple[int, ...] = (512, 256)
-    """Widths of the RQ-VAE encoder's hidden layers; the decoder mirrors them."""
+    """Principal components of a text embedding that residual k-means works in; 0 keeps all
+    dimensions. Learned vectors are never projected."""
     rqvae_latent: int = 32
     """Width of the space in which the RQ-VAE quantises."""
     rqvae_steps: int = 1500
     """Optimiser steps of the RQ-VAE."""
-    rqvae_batch: int = 1024
-    """Vectors a step of the RQ-VAE."""
-    rqvae_learning_rate: float = 1e-3
-    """Peak learning rate of the RQ-VAE, after warm-up."""
-    rqvae_weight_decay: float = 1e-4
-    """Weight decay on the RQ-VAE's matrices."""
-    rqvae_commitment: float = 0.25
-    """Weight of the loss that keeps the RQ-VAE's latents close to their codes."""
-    rqvae_estimator: Literal["straight-through", "rotation"] = "rotation"
-    """How gradients pass the RQ-VAE's codebooks (rotation: Fifty et al., 2024)."""
-    device: str = "auto"
-    """Where the RQ-VAE is trained: auto (cuda, else mps, else cpu) or a torch device."""
+
+    def __post_init__(self) -> None:
+        _require_choice("quantizer", self.quantizer, QuantizerName)
+        _require_at_least("levels", self.levels, 1)
+        _require_at_least("codes", self.codes, 2)
+        _require_at_least("components", self.components, 0)
+        _require_at_least("rqvae_latent", self.rqvae_latent, 1)
+        _require_at_least("rqvae_steps", self.rqvae_steps, 1)
+
+
+@dataclass(frozen=True)
+class SidsConfig:
+    """How items become semantic IDs."""
+
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
+    unique: Policy = "append"
+    """What happens to items with equal digits (see `maskgr.sids.uniqueness`)."""
+
+    def __post_init__(self) -> None:
+        _require_choice("unique", self.unique, Policy)
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Options of one fit of a quantiser that are not settings: see `fit_quantizer`."""
+
+    normalise: bool
+    seed: int
+    device: str
+    progress: bool
+
+
+def _require_choice(key: str, value: object, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise RequestError(f"{key} is {value!r}; choose one of {', '.join(get_args(choices))}")
+
+
+def _require_at_least(key: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise RequestError(f"{key} is {value!r}; give a whole number from {least} up")

@@ -1,9 +1,9 @@
-"""Vectors that were computed before, so that only new or changed texts are encoded.
+"""A cache of text vectors on disk, so that only new or changed texts are encoded.
 
-One folder an encoder, named after all that decides its vectors; in it, parts that are only ever
-added: safetensors files with `keys` (n, 32), the SHA-256 of each text, and `vectors` (n, d). A
-part's name is its own checksum, so a damaged one is known as such, and processes that share the
-folder cannot overwrite each other's parts.
+Each encoder has a folder, named after everything that determines its vectors. It holds parts that
+are added and never changed: safetensors files with `keys` (n, 32), the SHA-256 of each text, and
+`vectors` (n, d). A part's name is its own checksum, so damage is detected, and processes that
+share the folder cannot overwrite each other's parts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 from safetensors.numpy import load, save
 
 from maskgr.artefact import write_file
 from maskgr.errors import ArtefactError
+from maskgr.sids.vectors import Floats
 
 PART_BYTES = 64 * 2**20
 PART_SECONDS = 30.0
-
-Vectors = npt.NDArray[np.float32]
 
 
 def text_key(text: str) -> bytes:
@@ -37,17 +35,17 @@ def text_key(text: str) -> bytes:
 
 
 class EncoderCache:
-    """Reads parts, and writes one whenever enough vectors or seconds have gathered.
+    """Reads parts, and writes one whenever enough vectors or seconds have accumulated.
 
-    Used in a `with` block: what has not been written yet is written on leaving it, also on an
-    error or Ctrl-C. Without a folder it holds nothing.
+    Used in a `with` block: vectors not written yet are written on leaving it, also on an error or
+    Ctrl-C. Without a folder nothing is cached.
     """
 
     def __init__(self, root: Path | None, identity: Mapping[str, Any]) -> None:
         self._identity = json.dumps(identity, sort_keys=True)
         self.folder = None if root is None else root / _folder_name(identity, self._identity)
         self._keys: list[bytes] = []
-        self._vectors: list[Vectors] = []
+        self._vectors: list[Floats] = []
         self._written_at = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -62,8 +60,8 @@ class EncoderCache:
     ) -> None:
         self._write()
 
-    def read(self, wanted: Mapping[bytes, int]) -> Iterator[tuple[list[int], Vectors]]:
-        """For each part the numbers of the wanted keys that it holds, and their vectors."""
+    def read(self, wanted: Mapping[bytes, int]) -> Iterator[tuple[list[int], Floats]]:
+        """Yields, for each part, the row numbers of the wanted keys it holds and their vectors."""
         if self.folder is None:
             return
         for part in sorted(self.folder.glob("part-*.safetensors")):
@@ -76,7 +74,7 @@ class EncoderCache:
                 rows, numbers = zip(*found, strict=True)
                 yield list(numbers), vectors[list(rows)]
 
-    def add(self, keys: Sequence[bytes], vectors: Vectors) -> None:
+    def add(self, keys: Sequence[bytes], vectors: Floats) -> None:
         if self.folder is None:
             return
         self._keys += keys
@@ -94,8 +92,8 @@ class EncoderCache:
         try:
             with write_file(self.folder / f"part-{_checksum(content)}.safetensors") as draft:
                 draft.write_bytes(content)
-        except ArtefactError as error:  # a cache that is full or not ours is no reason to stop
-            warnings.warn(f"vectors are not kept for the next time: {error}", stacklevel=2)
+        except ArtefactError as error:  # a cache that cannot be written is no reason to stop
+            warnings.warn(f"vectors are not cached: {error}", stacklevel=2)
             self.folder = None
         self._keys, self._vectors = [], []
         self._written_at = time.monotonic()
@@ -110,8 +108,8 @@ def _checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
-def _read_part(part: Path) -> tuple[list[bytes], Vectors] | None:
-    """Keys and vectors; a damaged part is taken away, so that it is complained about once."""
+def _read_part(part: Path) -> tuple[list[bytes], Floats] | None:
+    """Keys and vectors; a damaged part is deleted, so that the warning comes once."""
     content = part.read_bytes()
     if part.stem != f"part-{_checksum(content)}":
         warnings.warn(

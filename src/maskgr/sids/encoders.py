@@ -1,7 +1,7 @@
-"""From item text to vectors: the encoder is a name in the configuration.
+"""Item text to vectors, by the encoder that the configuration names.
 
 - `auto` (the default): `embeddings` where the dataset has some, else `wordllama`.
-- `wordllama`: static word vectors, in the package, no network.
+- `wordllama`: static word vectors, shipped with the package, no network needed.
 - `sentence-transformers:MODEL` and `huggingface:MODEL`: a name on the hub or a local folder.
 - `embeddings`: nothing is encoded, the dataset's own matrix is used.
 """
@@ -25,22 +25,22 @@ from maskgr.data.problems import Problems
 from maskgr.errors import DataError, RequestError
 from maskgr.sids import transformer_encoders
 from maskgr.sids.config import EncoderConfig
-from maskgr.sids.encoder_cache import EncoderCache, Vectors, text_key
-from maskgr.sids.text import item_texts, require_text, without_text
+from maskgr.sids.encoder_cache import EncoderCache, text_key
+from maskgr.sids.text import item_texts, require_text
 from maskgr.sids.transformer_encoders import Encode
+from maskgr.sids.vectors import Floats
 
-_NAMES = "wordllama, sentence-transformers:MODEL, huggingface:MODEL or embeddings"
-_BATCHES_A_CALL = 4  # enough texts to sort by length, few enough to lose when killed
+_BATCHES_PER_CALL = 4  # enough texts to sort by length, few enough to lose when killed
 
 
 @dataclass(frozen=True)
 class _Backend:
-    identity: dict[str, Any]  # all that decides its vectors: the name of its cache
+    identity: dict[str, Any]  # everything that determines its vectors: the key of its cache
     load: Callable[[], Encode]  # called only if a text is not in the cache
 
 
 def resolved(config: EncoderConfig, *, given: bool) -> EncoderConfig:
-    """What `auto` stands for, where the dataset's own embeddings are `given` or not."""
+    """Replaces the encoder `auto`: the dataset's own embeddings if `given`, else WordLlama."""
     if config.encoder != "auto":
         return config
     return replace(config, encoder="embeddings" if given else "wordllama")
@@ -51,14 +51,17 @@ def embed_items(
     config: EncoderConfig,
     *,
     embeddings: npt.NDArray[Any] | None = None,
+    device: str = "auto",
     cache: Path | None = None,
     progress: bool = False,
-) -> Vectors:
-    """A vector for every row of the items table: `(items, d)`.
+) -> Floats:
+    """(items, d) a vector for every row of the items table.
 
-    From its text, or for the encoder `embeddings` the given matrix after checks. The arguments
-    `cache` and `progress` are those of `encode_items`.
+    The encoder `embeddings` returns the given matrix after checks, all others encode the items'
+    texts. `device`, `cache` and `progress` are those of `encode_items`.
     """
+    if items.is_empty():
+        raise DataError("there are no items to encode; check that the items table has rows")
     config = resolved(config, given=embeddings is not None)
     if config.encoder == "embeddings":
         if embeddings is None:
@@ -70,24 +73,25 @@ def embed_items(
         return np.ascontiguousarray(embeddings, dtype=np.float32)
     texts = item_texts(items, config.template)
     require_text(texts, items["item_id"].cast(pl.String).to_list())
-    return encode_items(texts, config, cache=cache, progress=progress)
+    return encode_items(texts, config, device=device, cache=cache, progress=progress)
 
 
 def encode_items(
     texts: Sequence[str],
     config: EncoderConfig,
     *,
+    device: str = "auto",
     cache: Path | None = None,
     progress: bool = False,
-) -> Vectors:
-    """A vector for every text: `(items, d)`.
+) -> Floats:
+    """(texts, d) a vector for every text.
 
-    Equal texts are encoded once. With a `cache` folder, texts that this encoder has met before
-    are not encoded again, and an interrupted call goes on where it was when called again.
+    Models run on the `device` (WordLlama always on the CPU). Equal texts are encoded once. With a
+    `cache` folder, texts that this encoder has met before are not encoded again, and an
+    interrupted call continues where it stopped when it is called again.
     """
     config = resolved(config, given=False)
-    _check_request(texts, config)
-    backend = _backend(config)
+    backend = _backend(config, device)
     unique = list(dict.fromkeys(texts))
     keys = [text_key(text) for text in unique]
     store = EncoderCache(cache, backend.identity)
@@ -98,12 +102,12 @@ def encode_items(
     missing = sorted(table.missing(), key=lambda row: -len(unique[row]))
     if missing:
         encode = backend.load()
-        step = config.batch_size * _BATCHES_A_CALL
+        step = config.batch_size * _BATCHES_PER_CALL
         with store, _progress_bar(len(missing), progress) as advance:
             for start in range(0, len(missing), step):
                 rows = missing[start : start + step]
                 vectors = encode([unique[row] for row in rows])
-                _refuse_nan(vectors, [unique[row] for row in rows], texts, config)
+                _refuse_nan(vectors, [unique[row] for row in rows], texts, config.encoder)
                 table.put(rows, vectors)
                 store.add([keys[row] for row in rows], vectors)
                 advance(len(rows))
@@ -117,10 +121,10 @@ class _Table:
     """The vectors of the unique texts; their width is known when the first one arrives."""
 
     def __init__(self, rows: int) -> None:
-        self.vectors: Vectors = np.empty((rows, 0), dtype=np.float32)
+        self.vectors: Floats = np.empty((rows, 0), dtype=np.float32)
         self._filled = np.zeros(rows, dtype=np.bool_)  # (rows,)
 
-    def put(self, rows: list[int], vectors: Vectors) -> None:
+    def put(self, rows: list[int], vectors: Floats) -> None:
         if not self._filled.any():
             self.vectors = np.empty((len(self._filled), vectors.shape[1]), dtype=np.float32)
         self.vectors[rows] = vectors
@@ -130,41 +134,17 @@ class _Table:
         return [int(row) for row in np.flatnonzero(~self._filled)]
 
 
-def _check_request(texts: Sequence[str], config: EncoderConfig) -> None:
-    for name in ("batch_size", "max_tokens"):
-        if getattr(config, name) < 1:
-            raise RequestError(f"{name} is {getattr(config, name)}; give 1 or more")
-    dtypes = ("auto", "float32", "bfloat16", "float16")
-    if config.dtype not in dtypes:
-        raise RequestError(f"there is no dtype {config.dtype!r}; give one of {', '.join(dtypes)}")
-    if not texts:
-        raise DataError("there are no items to encode; check that the items table has rows")
-    blank = without_text(texts)
-    if blank:
-        raise DataError(
-            f"the text of row {blank[0]} is empty ({len(blank):,} of {len(texts):,} are); "
-            "give every item a text, or drop these items"
-        )
-
-
-def _backend(config: EncoderConfig) -> _Backend:
-    kind, _, model = config.encoder.partition(":")
+def _backend(config: EncoderConfig, device: str) -> _Backend:
     if config.encoder == "wordllama":
         return _Backend(_wordllama_identity(config), lambda: _load_wordllama(config))
-    if kind == "huggingface" and model:
-        identity = transformer_encoders.identity(model, config, "mean")
-        return _Backend(identity, lambda: transformer_encoders.load_huggingface(model, config))
-    if kind == "sentence-transformers" and model:
-        identity = transformer_encoders.identity(model, config, "the model's own")
-        return _Backend(
-            identity, lambda: transformer_encoders.load_sentence_transformer(model, config)
-        )
-    if config.encoder == "embeddings":
-        raise RequestError(
-            "the encoder 'embeddings' reads the dataset's own matrix and cannot encode texts; "
-            "name another encoder"
-        )
-    raise RequestError(f"there is no encoder {config.encoder!r}; give {_NAMES}")
+    kind, _, model = config.encoder.partition(":")
+    if kind == "huggingface":
+        pooling, load = "mean", transformer_encoders.load_huggingface
+    else:
+        assert kind == "sentence-transformers", config.encoder
+        pooling, load = "the model's own", transformer_encoders.load_sentence_transformer
+    identity = transformer_encoders.identity(model, config, device, pooling)
+    return _Backend(identity, lambda: load(model, config, device))
 
 
 def _wordllama_identity(config: EncoderConfig) -> dict[str, Any]:
@@ -181,7 +161,7 @@ def _load_wordllama(config: EncoderConfig) -> Encode:
     model = wordllama.WordLlama.load(cache_dir=folder, disable_download=True)
     model.tokenizer.enable_truncation(config.max_tokens)
 
-    def encode(texts: list[str]) -> Vectors:
+    def encode(texts: list[str]) -> Floats:
         return np.asarray(model.embed(texts, batch_size=config.batch_size), dtype=np.float32)
 
     return encode
@@ -200,14 +180,12 @@ def _root_logger_untouched() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _refuse_nan(
-    vectors: Vectors, encoded: list[str], texts: Sequence[str], config: EncoderConfig
-) -> None:
+def _refuse_nan(vectors: Floats, encoded: list[str], texts: Sequence[str], encoder: str) -> None:
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
         text = encoded[bad[0]]
         raise DataError(
-            f"{config.encoder} gave NaN or infinity for row {list(texts).index(text)} "
+            f"{encoder} gave NaN or infinity for row {list(texts).index(text)} "
             f"({text[:60]!r}) and {len(bad) - 1:,} more; give dtype float32 or another encoder"
         )
 

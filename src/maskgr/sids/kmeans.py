@@ -11,15 +11,17 @@ import numpy.typing as npt
 
 from maskgr.sids.vectors import Floats, distinct_rows
 
+RESTARTS = 3  # runs from different starting points, of which the best is kept
+SAMPLE = 256  # vectors per code, at most, that codebooks are fitted on; all are then assigned
 # Converged: ten more iterations lower the objective by less than a ten-thousandth.
 ITERATIONS = 10
 TOLERANCE = 1e-4
 ROUNDS = 30
-# Multiplications an iteration, below which threads wait for one another longer than they work.
+# Multiplications per iteration, below which threads wait for one another longer than they work.
 SMALL = 200_000_000
 
 
-def k_means(points: Floats, codes: int, *, restarts: int, seed: int) -> Floats:
+def k_means(points: Floats, codes: int, *, seed: int, restarts: int = RESTARTS) -> Floats:
     """(codes, d) centroids: the best of `restarts` runs from different points.
 
     Every code is nearest to some point, provided that there are as many different points.
@@ -41,8 +43,9 @@ def nearest(points: Floats, centroids: Floats) -> npt.NDArray[np.int32]:
     return np.asarray(codes[:, 0], dtype=np.int32)
 
 
-def sample_rows(count: int, limit: int, seed: int) -> npt.NDArray[np.int64]:
-    """At most `limit` of `count` row numbers, in ascending order."""
+def sample_rows(count: int, codes: int, seed: int) -> npt.NDArray[np.int64]:
+    """At most `codes * SAMPLE` of `count` row numbers, in ascending order."""
+    limit = codes * SAMPLE
     if count <= limit:
         return np.arange(count)
     return np.sort(np.random.default_rng(seed).choice(count, limit, replace=False))
@@ -60,6 +63,7 @@ def _threads(work: int) -> Iterator[None]:
 
 
 def _converge(points: Floats, centroids: Floats) -> tuple[float, Floats]:
+    """The objective and the centroids of k-means started from `centroids`."""
     objective = np.inf
     for _ in range(ROUNDS):
         run = faiss.Kmeans(
@@ -67,7 +71,7 @@ def _converge(points: Floats, centroids: Floats) -> tuple[float, Floats]:
             len(centroids),
             niter=ITERATIONS,
             min_points_per_centroid=1,  # silences a warning
-            max_points_per_centroid=len(points),  # sampling is the caller's
+            max_points_per_centroid=len(points),  # the caller has sampled already
         )
         run.train(points, init_centroids=centroids)
         before, objective = objective, float(np.asarray(run.obj)[-1])

@@ -1,4 +1,4 @@
-"""The report as one picture: use of codes, collisions, reconstruction error, a map of the items."""
+"""The report as a picture: use of codes, collisions, reconstruction error, a map of the items."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy.typing as npt
 from maskgr.figures import new_figure, save_png
 from maskgr.sids.report import Report
 from maskgr.sids.semantic_ids import SemanticIds
-from maskgr.sids.vectors import normalise
+from maskgr.sids.vectors import Floats, prepare
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POINTS = 20_000  # of the map: more hide each other
+POINTS = 20_000  # on the map; more would hide each other
 
 
 def draw(sids: SemanticIds, report: Report, file: Path) -> None:
-    """Writes a PNG."""
+    """Draws the report to the PNG `file`."""
     figure = new_figure(12, 9)
     axes = figure.subplots(2, 2)
     _codes(axes[0, 0], sids)
@@ -61,14 +61,17 @@ def _errors(axes: Axes, report: Report) -> None:
     axes.plot(
         range(len(levels) + 1), [1.0, *(level.reconstruction_error for level in levels)], "o-"
     )
-    axes.set(title="Reconstruction error", xlabel="digits decoded", ylabel="mean squared distance")
+    axes.set(
+        title="Reconstruction error", xlabel="digits decoded", ylabel="relative squared distance"
+    )
     axes.set_xticks(range(len(levels) + 1))
     axes.set_ylim(bottom=0)
 
 
 def _map(axes: Axes, sids: SemanticIds) -> None:
     rows = np.random.default_rng(0).permutation(len(sids.items))[:POINTS]
-    places = _two_dimensions(sids.vectors[rows])
+    vectors = prepare(sids.vectors[rows], normalise=sids.quantizer.normalise)
+    places = _two_dimensions(vectors)
     first = sids.digits[rows, 0]
     # Codes have no order of their own; neighbours on the map get neighbouring colours.
     angle = np.arctan2(*(places - places.mean(axis=0)).T)
@@ -78,8 +81,9 @@ def _map(axes: Axes, sids: SemanticIds) -> None:
     axes.set(title="Items (two principal components) by first digit", xticks=[], yticks=[])
 
 
-def _two_dimensions(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    rows = normalise(vectors).astype(np.float64)
+def _two_dimensions(vectors: Floats) -> npt.NDArray[np.float64]:
+    """(n, 2) the first two principal components."""
+    rows = vectors.astype(np.float64)
     rows -= rows.mean(axis=0)
     _, directions = np.linalg.eigh(rows.T @ rows)
     places: npt.NDArray[np.float64] = rows @ directions[:, -2:]

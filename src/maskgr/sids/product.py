@@ -1,12 +1,11 @@
-"""Product quantisation: a digit for each block of the vector, after a learnt rotation or none.
+"""Product quantisation: one digit per block of the vector, optionally after a learnt rotation.
 
 Unlike residual levels, blocks are equals: the first digit is no coarser than the last. The
-rotation of OPQ (Ge et al., 2013) spreads what varies over the blocks before they are cut.
+rotation of OPQ (Ge et al., 2013) spreads the variance over the blocks before they are cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -15,40 +14,40 @@ import numpy as np
 import numpy.typing as npt
 
 from maskgr.errors import DataError
-from maskgr.sids.config import QuantizerConfig
+from maskgr.sids.config import FitOptions, QuantizerConfig
 from maskgr.sids.kmeans import k_means, nearest, sample_rows
-from maskgr.sids.vectors import Digits, Floats, normalise, require_distinct
+from maskgr.sids.progress import steps
+from maskgr.sids.vectors import Digits, Floats, prepare, require_distinct
 
 
 @dataclass(frozen=True, eq=False)
 class ProductQuantizer:
-    """(w is the width of a block; d is padded with zeros to levels * w)"""
+    """Blocks of width w; vectors are padded with zeros from d to levels * w."""
 
     name: ClassVar[str] = "pq"
 
     codebooks: Floats  # (levels, codes, w)
-    means: Floats  # (levels, w) what a block is taken for while its digit is not known
+    means: Floats  # (levels, w) what a block decodes to while its digit is unknown
     rotation: Floats  # (levels * w, d), applied to the vector before it is cut
+    normalise: bool
 
     @classmethod
-    def fit(
-        cls, vectors: npt.ArrayLike, config: QuantizerConfig, *, progress: bool = False
-    ) -> Self:
-        rows = normalise(vectors)
+    def fit(cls, vectors: npt.ArrayLike, config: QuantizerConfig, options: FitOptions) -> Self:
+        rows = prepare(vectors, normalise=options.normalise)
         require_distinct(rows, config.codes)
         if config.levels > rows.shape[1]:
             raise DataError(
                 f"{config.levels} levels need as many dimensions and the embeddings have "
                 f"{rows.shape[1]}; lower --levels"
             )
-        rows = rows[sample_rows(len(rows), config.codes * config.sample, config.seed)]
+        rows = rows[sample_rows(len(rows), config.codes, options.seed)]
         rotation = cls._learn_rotation(rows, config)
         blocks = _cut(rows @ rotation.T, config.levels)  # (levels, n, w)
         codebooks = [
-            k_means(blocks[level], config.codes, restarts=config.restarts, seed=config.seed + level)
-            for level in _levels(cls.name, config.levels, progress)
+            k_means(blocks[level], config.codes, seed=options.seed + level)
+            for level in steps(config.levels, cls.name, shown=options.progress)
         ]
-        return cls(np.stack(codebooks), blocks.mean(axis=1), rotation)
+        return cls(np.stack(codebooks), blocks.mean(axis=1), rotation, options.normalise)
 
     @classmethod
     def _learn_rotation(cls, rows: Floats, config: QuantizerConfig) -> Floats:
@@ -59,7 +58,8 @@ class ProductQuantizer:
         return (int(self.codebooks.shape[1]),) * len(self.codebooks)
 
     def encode(self, vectors: npt.ArrayLike) -> Digits:
-        blocks = _cut(normalise(vectors) @ self.rotation.T, len(self.codebooks))
+        rows = prepare(vectors, normalise=self.normalise)
+        blocks = _cut(rows @ self.rotation.T, len(self.codebooks))
         digits = [nearest(b, book) for b, book in zip(blocks, self.codebooks, strict=True)]
         return np.stack(digits, axis=1)
 
@@ -72,16 +72,16 @@ class ProductQuantizer:
 
     def state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         tensors = {"codebooks": self.codebooks, "means": self.means, "rotation": self.rotation}
-        return tensors, {}
+        return tensors, {"normalise": self.normalise}
 
     @classmethod
     def from_state(cls, tensors: dict[str, npt.NDArray[Any]], settings: dict[str, Any]) -> Self:
-        return cls(tensors["codebooks"], tensors["means"], tensors["rotation"])
+        return cls(**tensors, normalise=settings["normalise"])
 
 
 @dataclass(frozen=True, eq=False)
 class OptimizedProductQuantizer(ProductQuantizer):
-    """Product quantisation after the rotation that suits it best."""
+    """Product quantisation after a rotation learnt together with the codebooks."""
 
     name: ClassVar[str] = "opq"
 
@@ -89,8 +89,8 @@ class OptimizedProductQuantizer(ProductQuantizer):
     def _learn_rotation(cls, rows: Floats, config: QuantizerConfig) -> Floats:
         padding = _padding(rows.shape[1], config.levels)
         width = len(padding)
-        # faiss alternates between rotation and codebooks, whose sizes it wants to be powers of two;
-        # the codebooks are only a means here, so the next smaller power does.
+        # faiss alternates between rotation and codebooks, and requires codebook sizes that are
+        # powers of two. Only the rotation is kept, so the next smaller power does.
         inner = faiss.ProductQuantizer(width, config.levels, config.codes.bit_length() - 1)
         inner.cp.min_points_per_centroid = 1  # silences a warning
         learner = faiss.OPQMatrix(width, config.levels)
@@ -109,10 +109,3 @@ def _padding(dimensions: int, levels: int) -> Floats:
 def _cut(rows: Floats, levels: int) -> Floats:
     """(n, levels * w) to (levels, n, w)"""
     return np.ascontiguousarray(rows.reshape(len(rows), levels, -1).swapaxes(0, 1))
-
-
-def _levels(name: str, levels: int, progress: bool) -> Iterator[int]:
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(range(levels), name, console=Console(stderr=True), disable=not progress)

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Protocol, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from maskgr.errors import ArtefactError, RequestError
-from maskgr.sids.config import QuantizerConfig
-from maskgr.sids.vectors import Digits, Floats, chunks, normalise
+from maskgr.errors import ArtefactError
+from maskgr.sids.config import FitOptions, QuantizerConfig
+from maskgr.sids.vectors import Digits, Floats, chunks, prepare
 
 # Classes by module, so that torch and faiss are imported only by those who use them.
 QUANTIZERS = {
@@ -29,67 +29,80 @@ SETTINGS = "quantizer.json"
 
 
 class Quantizer(Protocol):
-    """A fitted quantiser. It looks at the direction of a vector only (see `normalise`)."""
+    """A fitted quantiser."""
 
     name: ClassVar[str]
+
+    @property
+    def normalise(self) -> bool:
+        """Whether it quantises directions only: vectors are scaled to length 1 (see `prepare`)."""
 
     @property
     def codebook_sizes(self) -> tuple[int, ...]:
         """The number of codes at each level."""
 
     @classmethod
-    def fit(cls, vectors: npt.ArrayLike, config: QuantizerConfig, *, progress: bool) -> Self:
+    def fit(cls, vectors: npt.ArrayLike, config: QuantizerConfig, options: FitOptions) -> Self:
         """Learns the codebooks from (n, d) vectors."""
 
     def encode(self, vectors: npt.ArrayLike) -> Digits:
         """(n, d) vectors to (n, levels) digits."""
 
     def decode(self, digits: Digits, levels: int | None = None) -> Floats:
-        """(n, d) normalised vectors as the first `levels` digits tell them (default: all)."""
+        """(n, d) reconstruction of the prepared vectors from the first `levels` digits, or all."""
 
     def state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-        """Tensors, and settings that JSON can hold: all that `from_state` needs."""
+        """All that `from_state` needs: tensors, and settings that JSON can hold."""
 
     @classmethod
     def from_state(cls, tensors: dict[str, npt.NDArray[Any]], settings: dict[str, Any]) -> Self:
         """The inverse of `state`."""
 
 
-def quantizer_class(name: str) -> type[Quantizer]:
-    if name not in QUANTIZERS:
-        raise RequestError(f"there is no quantiser {name!r}; choose one of {', '.join(QUANTIZERS)}")
+def _quantizer_class(name: str) -> type[Quantizer]:
     module, attribute = QUANTIZERS[name].split(":")
     return cast("type[Quantizer]", getattr(importlib.import_module(module), attribute))
 
 
 def fit_quantizer(
-    vectors: npt.ArrayLike, config: QuantizerConfig, *, progress: bool = False
+    vectors: npt.ArrayLike,
+    config: QuantizerConfig,
+    *,
+    normalise: bool = True,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool = False,
 ) -> Quantizer:
-    """The quantiser that `config` names, fitted to (n, d) vectors."""
-    for setting, least in (("levels", 1), ("codes", 2), ("restarts", 1), ("sample", 1)):
-        if getattr(config, setting) < least:
-            raise RequestError(
-                f"{setting} is {getattr(config, setting)}; it must be {least} or more"
-            )
-    return quantizer_class(config.quantizer).fit(vectors, config, progress=progress)
+    """The quantiser that `config` names, fitted to (n, d) vectors or their directions.
+
+    The same seed and vectors give the same digits. Only the RQ-VAE is trained on the `device`.
+    """
+    options = FitOptions(normalise, seed, device, progress)
+    return _quantizer_class(config.quantizer).fit(vectors, config, options)
 
 
 def reconstruction_errors(
     quantizer: Quantizer, vectors: npt.ArrayLike, digits: Digits
 ) -> list[float]:
-    """The mean squared distance to the normalised vectors, by the number of levels decoded.
+    """Mean squared distance between vectors and reconstructions, by the number of levels decoded.
 
-    The vectors have length 1, so 0 is perfect and 1 is what decoding to zeros would give.
+    It is divided by the vectors' mean squared length (1 where they are normalised): 0 is perfect,
+    and 1 is the error of decoding everything to zero.
     """
-    rows = normalise(vectors)
-    errors = []
-    for levels in range(1, digits.shape[1] + 1):
-        total = 0.0
-        for part in chunks(len(rows)):
-            gap = rows[part] - quantizer.decode(digits[part], levels)
-            total += float(np.square(gap).sum(dtype=np.float64))
-        errors.append(total / len(rows))
-    return errors
+    rows = prepare(vectors, normalise=quantizer.normalise)
+    scale = sum(_squares(rows[part]) for part in chunks(len(rows))) or 1.0
+    return [
+        sum(
+            _squares(rows[part] - quantizer.decode(digits[part], levels))
+            for part in chunks(len(rows))
+        )
+        / scale
+        for levels in range(1, digits.shape[1] + 1)
+    ]
+
+
+def _squares(rows: Floats) -> float:
+    return float(np.square(rows).sum(dtype=np.float64))
 
 
 def save_quantizer(folder: Path, quantizer: Quantizer) -> None:
@@ -103,14 +116,14 @@ def save_quantizer(folder: Path, quantizer: Quantizer) -> None:
 
 
 def load_quantizer(folder: Path) -> Quantizer:
-    """What `save_quantizer` wrote into `folder`."""
+    """Loads the quantiser that `save_quantizer` wrote into `folder`."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     file = folder / SETTINGS
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        kind, settings = quantizer_class(content["quantizer"]), dict(content["settings"])
+        kind, settings = _quantizer_class(content["quantizer"]), dict(content["settings"])
         file = folder / TENSORS
         return kind.from_state(load_file(file), settings)
     except FileNotFoundError:
@@ -118,10 +131,9 @@ def load_quantizer(folder: Path) -> Quantizer:
     except (
         OSError,
         SafetensorError,
-        RequestError,
         KeyError,
         TypeError,
         ValueError,
-        RuntimeError,  # torch's word for tensors that do not fit the network
+        RuntimeError,  # torch raises it for tensors that do not fit the network
     ) as error:
         raise ArtefactError(f"{file} is damaged ({error}); make the folder again") from error

@@ -1,4 +1,4 @@
-"""Are these IDs good? Said before anything is trained on them."""
+"""The quality of semantic IDs, reported before anything is trained on them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import polars as pl
 from maskgr.sids.quantizers import reconstruction_errors
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.sids.uniqueness import collisions
-from maskgr.sids.vectors import Digits, normalise
+from maskgr.sids.vectors import Digits, prepare, unit
 
 
 @dataclass(frozen=True)
 class Level:
-    """One digit: how much of its codebook is in use, and what is left after decoding to here."""
+    """One level: how much of its codebook is used, and the error after decoding up to it."""
 
     codes: int
     codes_used: int
-    perplexity: float  # the number of equally frequent codes that would say as much
-    reconstruction_error: float  # mean squared distance to the unit-length vectors
-    appended: bool  # the de-duplication digit, which the quantiser does not know
+    perplexity: float  # exp(entropy): the number of equally frequent codes with this entropy
+    reconstruction_error: float  # relative to the vectors' mean squared length
+    appended: bool  # the de-duplication digit, which does not come from the quantiser
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often two items have the same value in `column`: by chance, and within a prefix."""
+    """How often two items have the same value in `column`: any two, and two with one prefix."""
 
     column: str
     chance: float
@@ -97,7 +97,7 @@ def perplexity(counts: npt.NDArray[np.int64]) -> float:
 
 
 def _agreements(sids: SemanticIds) -> list[Agreement]:
-    """For every column whose values repeat, such as a category or a brand."""
+    """One entry for every column whose values repeat, such as a category or a brand."""
     found = []
     for column in sids.items.columns[1:]:
         values = _comparable(sids.items[column])
@@ -115,7 +115,7 @@ def _agreements(sids: SemanticIds) -> list[Agreement]:
 
 
 def _comparable(column: pl.Series) -> npt.NDArray[np.int64] | None:
-    """(items,) a number for each different value, -1 where there is none; None for e.g. prices."""
+    """(items,) a number for each different value, -1 where missing; None for e.g. prices."""
     if isinstance(column.dtype, pl.List) and column.dtype.inner == pl.String:
         column = column.list.join(" > ")
     if column.dtype != pl.String:
@@ -138,7 +138,7 @@ def _same_pairs(values: npt.NDArray[np.int64], prefixes: Digits) -> float | None
     return float((both * (both - 1)).sum() / pairs) if pairs else None
 
 
-# Words that say nothing about what the items of a prefix have in common.
+# Words that do not tell what the items of a prefix have in common.
 _STOP = frozenset(
     re.findall(
         r"\w+",
@@ -159,7 +159,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Portrait:
-    """One item: its digits, what each prefix has in common, who is near."""
+    """One item: its digits, the items and words of each prefix, its nearest neighbours."""
 
     item: dict[str, Any]
     digits: tuple[int, ...]
@@ -179,7 +179,7 @@ def portrait(sids: SemanticIds, item_id: Any, *, neighbours: int = 10) -> Portra
         members = sids.with_prefix(digits[:length])
         words = _common_words([texts[i] for i in members])
         prefixes.append(Prefix(digits[:length], len(members), words))
-    vectors = normalise(sids.vectors)
+    vectors = unit(prepare(sids.vectors, normalise=sids.quantizer.normalise))
     similarity = vectors @ vectors[row]
     similarity[row] = -np.inf
     near = np.argsort(-similarity, kind="stable")[: min(neighbours, len(similarity) - 1)]
@@ -201,7 +201,7 @@ def portrait(sids: SemanticIds, item_id: Any, *, neighbours: int = 10) -> Portra
 
 
 def _texts(items: pl.DataFrame) -> list[str]:
-    """All text of an item, for counting words."""
+    """All text of each item, for counting words."""
     columns = [
         pl.col(name).list.join(" ") if isinstance(dtype, pl.List) else pl.col(name)
         for name, dtype in items.schema.items()
@@ -215,7 +215,7 @@ def _texts(items: pl.DataFrame) -> list[str]:
 
 
 def _common_words(texts: list[str], most: int = 6) -> tuple[tuple[str, float], ...]:
-    """The words of the most texts, each counted once a text."""
+    """The `most` common words, with the share of texts that contain them."""
     counts: Counter[str] = Counter()
     for text in texts:
         words = dict.fromkeys(re.findall(r"[^\W\d_][\w'’-]+", text.lower()))

@@ -1,10 +1,11 @@
-"""Residual k-means: each level clusters the direction of what the levels above left over.
+"""Residual k-means: each level clusters the residuals that the levels above left.
 
-A level has two codebooks. `directions` are the centroids of the residuals scaled to length 1,
-and decide the digit. `offsets` are the mean of the unscaled residuals that got each digit, and
-are what the digit stands for: a vector is reconstructed as the sum of its offsets, and what is
-left goes to the next level. The mean is the best single answer for its members, so over the
-fitted vectors the error never rises from one level to the next.
+A level has two codebooks. `centroids` decide the digit: with `normalise` they are clusters of the
+residuals' directions (residuals scaled to length 1), without it of the residuals themselves.
+`offsets` are the mean of the unscaled residuals that got each digit, and are what the digit decodes
+to: a vector is reconstructed as the sum of its offsets, and the rest goes to the next level. The
+mean is the best single answer for its members, so over the fitted vectors the error never rises
+from one level to the next.
 
 In hundreds of dimensions four digits describe little of a vector, and items that differ in the
 fine print get the same digits. Keeping the first principal components (`components`) spends the
@@ -13,55 +14,58 @@ digits on what varies most: fewer collisions, at the price of a reconstruction t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from maskgr.sids.config import QuantizerConfig
+from maskgr.sids.config import FitOptions, QuantizerConfig
 from maskgr.sids.kmeans import k_means, nearest, sample_rows
-from maskgr.sids.vectors import Digits, Floats, chunks, normalise, require_distinct, unit
+from maskgr.sids.progress import steps
+from maskgr.sids.vectors import Digits, Floats, chunks, prepare, require_distinct, unit
 
 
 @dataclass(frozen=True, eq=False)
 class ResidualKMeans:
-    """(k is the number of principal components, or d where all are kept)"""
+    """Codebooks of k entries per code: k principal components, or all d dimensions."""
 
     name: ClassVar[str] = "residual-kmeans"
 
-    directions: Floats  # (levels, codes, k)
+    centroids: Floats  # (levels, codes, k)
     offsets: Floats  # (levels, codes, k)
     mean: Floats  # (d,)
-    basis: Floats  # (k, d) orthonormal rows; (0, d) where the vectors are taken as they are
+    basis: Floats  # (k, d) orthonormal rows; (0, d) where vectors are not projected
+    normalise: bool
 
     @classmethod
-    def fit(
-        cls, vectors: npt.ArrayLike, config: QuantizerConfig, *, progress: bool = False
-    ) -> Self:
-        rows = normalise(vectors)
+    def fit(cls, vectors: npt.ArrayLike, config: QuantizerConfig, options: FitOptions) -> Self:
+        rows = prepare(vectors, normalise=options.normalise)
         require_distinct(rows, config.codes)
         mean, basis = _principal_components(rows, config.components)
         residuals = _project(rows, mean, basis)
         del rows  # where nothing is projected, the residuals are these rows and change in place
-        pairs = [_fit_level(residuals, config, level) for level in _levels(config.levels, progress)]
-        directions, offsets = (np.stack(books) for books in zip(*pairs, strict=True))
-        return cls(directions, offsets, mean, basis)
+        pairs = [
+            # Another seed per level, or all levels would start from the same items.
+            _fit_level(residuals, config.codes, options.normalise, options.seed + level)
+            for level in steps(config.levels, cls.name, shown=options.progress)
+        ]
+        centroids, offsets = (np.stack(books) for books in zip(*pairs, strict=True))
+        return cls(centroids, offsets, mean, basis, options.normalise)
 
     @property
     def codebook_sizes(self) -> tuple[int, ...]:
-        return (int(self.directions.shape[1]),) * len(self.directions)
+        return (int(self.centroids.shape[1]),) * len(self.centroids)
 
     def encode(self, vectors: npt.ArrayLike) -> Digits:
-        rows = normalise(vectors)
-        digits = np.empty((len(rows), len(self.directions)), np.int32)
+        rows = prepare(vectors, normalise=self.normalise)
+        digits = np.empty((len(rows), len(self.centroids)), np.int32)
         for part in chunks(len(rows)):
             residuals = _project(rows[part], self.mean, self.basis)
-            for level, (directions, offsets) in enumerate(
-                zip(self.directions, self.offsets, strict=True)
+            for level, (centroids, offsets) in enumerate(
+                zip(self.centroids, self.offsets, strict=True)
             ):
-                digits[part, level] = nearest(unit(residuals), directions)
+                digits[part, level] = _assign(residuals, centroids, self.normalise)
                 residuals -= offsets[digits[part, level]]
         return digits
 
@@ -73,16 +77,16 @@ class ResidualKMeans:
 
     def state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         tensors = {
-            "directions": self.directions,
+            "centroids": self.centroids,
             "offsets": self.offsets,
             "mean": self.mean,
             "basis": self.basis,
         }
-        return tensors, {}
+        return tensors, {"normalise": self.normalise}
 
     @classmethod
     def from_state(cls, tensors: dict[str, npt.NDArray[Any]], settings: dict[str, Any]) -> Self:
-        return cls(tensors["directions"], tensors["offsets"], tensors["mean"], tensors["basis"])
+        return cls(**tensors, normalise=settings["normalise"])
 
 
 def _principal_components(rows: Floats, components: int) -> tuple[Floats, Floats]:
@@ -103,18 +107,21 @@ def _project(rows: Floats, mean: Floats, basis: Floats) -> Floats:
     return np.asarray((rows - mean) @ basis.T, np.float32) if len(basis) else rows
 
 
-def _fit_level(residuals: Floats, config: QuantizerConfig, level: int) -> tuple[Floats, Floats]:
-    """One level's directions and offsets; `residuals` (n, k) become what they leave over."""
-    seed = config.seed + level  # else one start would be tried at all levels
-    rows = sample_rows(len(residuals), config.codes * config.sample, seed)
-    directions = k_means(unit(residuals[rows]), config.codes, restarts=config.restarts, seed=seed)
+def _fit_level(residuals: Floats, codes: int, normalise: bool, seed: int) -> tuple[Floats, Floats]:
+    """Centroids and offsets of one level; subtracts the latter from `residuals` (n, k) in place."""
+    sample = residuals[sample_rows(len(residuals), codes, seed)]
+    centroids = k_means(unit(sample) if normalise else sample, codes, seed=seed)
     digits = np.empty(len(residuals), np.int32)
     for part in chunks(len(residuals)):
-        digits[part] = nearest(unit(residuals[part]), directions)
-    offsets = _means(residuals, digits, config.codes)
+        digits[part] = _assign(residuals[part], centroids, normalise)
+    offsets = _means(residuals, digits, codes)
     for part in chunks(len(residuals)):
         residuals[part] -= offsets[digits[part]]
-    return directions, offsets
+    return centroids, offsets
+
+
+def _assign(residuals: Floats, centroids: Floats, normalise: bool) -> npt.NDArray[np.int32]:
+    return nearest(unit(residuals) if normalise else residuals, centroids)
 
 
 def _means(residuals: Floats, digits: npt.NDArray[np.int32], codes: int) -> Floats:
@@ -131,15 +138,3 @@ def _means(residuals: Floats, digits: npt.NDArray[np.int32], codes: int) -> Floa
     counts = np.bincount(digits, minlength=codes)
     means: Floats = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
     return means
-
-
-def _levels(levels: int, progress: bool) -> Iterator[int]:
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(
-        range(levels),
-        "residual k-means",
-        console=Console(stderr=True),
-        disable=not progress,
-    )

@@ -1,8 +1,8 @@
-"""RQ-VAE: residual codebooks in a space that is learnt together with them (TIGER's quantiser)."""
+"""RQ-VAE: residual codebooks in a latent space learnt together with them (TIGER's quantiser)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
@@ -13,13 +13,19 @@ from torch import Tensor, nn
 
 from maskgr.devices import pick_device
 from maskgr.nn.optimizer import build_optimizer, clip_gradients, schedule
-from maskgr.sids.config import QuantizerConfig
+from maskgr.sids.config import FitOptions, QuantizerConfig
 from maskgr.sids.kmeans import k_means, nearest, sample_rows
-from maskgr.sids.vectors import Digits, Floats, chunks, normalise, require_distinct
+from maskgr.sids.progress import steps
+from maskgr.sids.vectors import Digits, Floats, chunks, prepare, require_distinct
 
-WARMUP = 0.05  # of all steps
+HIDDEN = (512, 256)  # widths of the encoder's hidden layers; the decoder mirrors them
+BATCH = 1024  # vectors per step
+LEARNING_RATE = 1e-3  # peak, after warm-up
+WEIGHT_DECAY = 1e-4  # on matrices
+COMMITMENT = 0.25  # weight of the loss that keeps latents close to their codes
+WARMUP = 0.05  # share of the steps
 CLIP = 1.0
-REVIVALS = 0.8  # of all steps: what comes later has too little learning rate left to settle
+REVIVALS = 0.8  # share of the steps; after it the learning rate is too low for new codes to settle
 PATIENCE = 20  # steps without a use, after which a code is dead
 
 
@@ -28,27 +34,25 @@ class Rqvae:
 
     name: ClassVar[str] = "rqvae"
 
-    def __init__(self, network: RqvaeNetwork) -> None:
+    def __init__(self, network: RqvaeNetwork, *, normalise: bool, scale: float) -> None:
         self.network = network.cpu().eval()
+        self.normalise = normalise
+        self.scale = scale  # vectors are divided by it, so that one learning rate suits all
 
     @classmethod
-    def fit(
-        cls, vectors: npt.ArrayLike, config: QuantizerConfig, *, progress: bool = False
-    ) -> Self:
-        rows = normalise(vectors)
+    def fit(cls, vectors: npt.ArrayLike, config: QuantizerConfig, options: FitOptions) -> Self:
+        rows = prepare(vectors, normalise=options.normalise)
         require_distinct(rows, config.codes)
+        scale = 1.0 if options.normalise else float(np.sqrt(np.square(rows).sum(axis=1).mean()))
+        rows /= scale
         with torch.random.fork_rng():  # the caller's random state is left as it was
-            torch.manual_seed(config.seed)
+            torch.manual_seed(options.seed)
             network = RqvaeNetwork(
-                rows.shape[1],
-                config.rqvae_hidden,
-                config.rqvae_latent,
-                config.levels,
-                config.codes,
+                rows.shape[1], HIDDEN, config.rqvae_latent, config.levels, config.codes
             )
-            _start_codebooks(network, rows, config)
-            _train(network.to(pick_device(config.device)), rows, config, progress)
-        return cls(network)
+            _start_codebooks(network, rows, options.seed)
+            _train(network.to(pick_device(options.device)), rows, config.rqvae_steps, options)
+        return cls(network, normalise=options.normalise, scale=scale)
 
     @property
     def codebook_sizes(self) -> tuple[int, ...]:
@@ -56,7 +60,7 @@ class Rqvae:
 
     @torch.no_grad()
     def encode(self, vectors: npt.ArrayLike) -> Digits:
-        rows = normalise(vectors)
+        rows = prepare(vectors, normalise=self.normalise) / self.scale
         digits = np.empty((len(rows), len(self.codebook_sizes)), np.int32)
         for part in chunks(len(rows)):
             residuals = self.network.encoder(torch.from_numpy(rows[part]))
@@ -72,31 +76,26 @@ class Rqvae:
         latent = torch.zeros(len(codes), self.network.latent)
         for level, book in enumerate(self.network.books[:levels]):
             latent += book(codes[:, level])
-        rows: Floats = self.network.decoder(latent).numpy()
+        rows: Floats = self.network.decoder(latent).numpy() * self.scale
         return rows
 
     def state(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         tensors = {name: value.numpy() for name, value in self.network.state_dict().items()}
-        return tensors, self.network.shape
+        network = self.network.shape
+        return tensors, {"network": network, "normalise": self.normalise, "scale": self.scale}
 
     @classmethod
     def from_state(cls, tensors: dict[str, npt.NDArray[Any]], settings: dict[str, Any]) -> Self:
-        network = RqvaeNetwork(
-            settings["dimensions"],
-            tuple(settings["hidden"]),
-            settings["latent"],
-            settings["levels"],
-            settings["codes"],
-        )
+        network = RqvaeNetwork(**settings["network"])
         network.load_state_dict({name: torch.from_numpy(t) for name, t in tensors.items()})
-        return cls(network)
+        return cls(network, normalise=settings["normalise"], scale=settings["scale"])
 
 
 class RqvaeNetwork(nn.Module):
     """Encoder, codebooks, decoder."""
 
     def __init__(
-        self, dimensions: int, hidden: tuple[int, ...], latent: int, levels: int, codes: int
+        self, dimensions: int, hidden: Sequence[int], latent: int, levels: int, codes: int
     ) -> None:
         super().__init__()
         self.latent = latent
@@ -116,21 +115,21 @@ class RqvaeNetwork(nn.Module):
     def books(self) -> list[nn.Embedding]:
         return [book for book in self.codebooks if isinstance(book, nn.Embedding)]
 
-    def loss(self, rows: Tensor, commitment: float, estimator: str) -> tuple[Tensor, Quantised]:
-        """The reconstruction error, plus what draws codes and latents together."""
+    def loss(self, rows: Tensor) -> tuple[Tensor, Quantised]:
+        """The reconstruction error plus the losses that draw codes and latents together."""
         latents = self.encoder(rows)  # (batch, latent)
         quantised = Quantised(latents, self.books)
-        passed = ESTIMATORS[estimator](latents, quantised.total)
+        passed = rotation(latents, quantised.total)
         error = (self.decoder(passed) - rows).square().sum(dim=1).mean()
-        return error + quantised.codebook_loss + commitment * quantised.commitment_loss, quantised
+        return error + quantised.codebook_loss + COMMITMENT * quantised.commitment_loss, quantised
 
 
 class Quantised:
-    """Latents as the codebooks see them, level by level."""
+    """Latents quantised level by level, with the losses of the codebooks."""
 
     def __init__(self, latents: Tensor, books: list[nn.Embedding]) -> None:
-        self.residuals: list[Tensor] = []  # a (batch, latent) a level, before its code is taken off
-        self.codes: list[Tensor] = []  # a (batch,) a level
+        self.residuals: list[Tensor] = []  # per level (batch, latent), its code not yet subtracted
+        self.codes: list[Tensor] = []  # per level (batch,)
         self.total = torch.zeros_like(latents)
         self.codebook_loss = latents.new_zeros(())
         self.commitment_loss = latents.new_zeros(())
@@ -146,16 +145,11 @@ class Quantised:
             residual = residual - chosen.detach()
 
 
-def straight_through(latents: Tensor, quantised: Tensor) -> Tensor:
-    """`quantised`, whose gradient is handed to `latents` unchanged."""
-    return latents + (quantised - latents).detach()
-
-
 def rotation(latents: Tensor, quantised: Tensor) -> Tensor:
-    """`quantised` as a rotation and scaling of `latents`, through which the gradient turns too.
+    """`quantised` as a rotation and scaling of `latents`, through which gradients flow back.
 
     The rotation trick of Fifty et al. (2024), section 4.2: points of a cell that are pushed
-    apart by the gradient stay apart, where straight-through moves all of them alike.
+    apart by the gradient stay apart, where a straight-through estimator moves all of them alike.
     """
     with torch.no_grad():
         length = latents.norm(dim=1, keepdim=True).clamp_min(1e-6)
@@ -167,9 +161,6 @@ def rotation(latents: Tensor, quantised: Tensor) -> Tensor:
     turned = reflected + 2 * target_unit * (latents * source_unit).sum(dim=1, keepdim=True)
     result: Tensor = scale * turned
     return result
-
-
-ESTIMATORS = {"straight-through": straight_through, "rotation": rotation}
 
 
 def closest(points: Tensor, codes: Tensor) -> Tensor:
@@ -190,40 +181,39 @@ def _gap(a: Tensor, b: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _start_codebooks(network: RqvaeNetwork, rows: Floats, config: QuantizerConfig) -> None:
-    """K-means on what the untrained encoder makes of the rows, so that no code starts dead."""
-    sample = rows[sample_rows(len(rows), config.codes * config.sample, config.seed)]
+def _start_codebooks(network: RqvaeNetwork, rows: Floats, seed: int) -> None:
+    """K-means on the latents of the untrained encoder, so that no code starts dead."""
+    codes = network.books[0].num_embeddings
+    sample = rows[sample_rows(len(rows), codes, seed)]
     residuals = network.encoder(torch.from_numpy(sample)).numpy()
     for level, book in enumerate(network.books):
-        centroids = k_means(residuals, config.codes, restarts=1, seed=config.seed + level)
+        centroids = k_means(residuals, codes, seed=seed + level, restarts=1)
         book.weight.copy_(torch.from_numpy(centroids))
         residuals = residuals - centroids[nearest(residuals, centroids)]
 
 
-def _train(network: RqvaeNetwork, rows: Floats, config: QuantizerConfig, progress: bool) -> None:
+def _train(network: RqvaeNetwork, rows: Floats, total: int, options: FitOptions) -> None:
     device = next(network.parameters()).device
-    optimizer = build_optimizer(network, config.rqvae_learning_rate, config.rqvae_weight_decay)
-    steps = config.rqvae_steps
-    idle = torch.zeros(config.levels, config.codes, device=device)  # steps since a code was used
-    batches = _batches(len(rows), config.rqvae_batch, config.seed)
+    optimizer = build_optimizer(network, LEARNING_RATE, WEIGHT_DECAY)
+    books = network.books
+    idle = torch.zeros(len(books), books[0].num_embeddings, device=device)  # steps without a use
+    batches = _batches(len(rows), BATCH, options.seed)
     network.train()
-    for step in _steps(steps, progress):
+    for step in steps(total, "RQ-VAE", shown=options.progress):
         for group in optimizer.param_groups:
-            factor = schedule(step, steps, round(WARMUP * steps))
-            group["lr"] = config.rqvae_learning_rate * factor
-        batch = torch.from_numpy(rows[next(batches)]).to(device)
-        loss, quantised = network.loss(batch, config.rqvae_commitment, config.rqvae_estimator)
+            group["lr"] = LEARNING_RATE * schedule(step, total, round(WARMUP * total))
+        loss, quantised = network.loss(torch.from_numpy(rows[next(batches)]).to(device))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         clip_gradients(network, CLIP)
         optimizer.step()
-        if step < REVIVALS * steps:
+        if step < REVIVALS * total:
             _revive(network, quantised, idle)
 
 
 @torch.no_grad()
 def _revive(network: RqvaeNetwork, quantised: Quantised, idle: Tensor) -> None:
-    """Puts codes that no vector has used for a while where this batch's residuals are."""
+    """Moves codes that no vector has used for `PATIENCE` steps onto residuals of this batch."""
     idle += 1
     for level, book in enumerate(network.books):
         idle[level, quantised.codes[level]] = 0
@@ -242,10 +232,3 @@ def _batches(count: int, size: int, seed: int) -> Iterator[npt.NDArray[np.int64]
     while True:
         order = generator.permutation(count)
         yield from (order[start : start + size] for start in range(0, count, size))
-
-
-def _steps(steps: int, progress: bool) -> Iterator[int]:
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(range(steps), "RQ-VAE", console=Console(stderr=True), disable=not progress)

@@ -1,13 +1,11 @@
-"""SemanticIds: the table item <-> digits, and all that is needed to give new items theirs."""
+"""SemanticIds: the digits of every item, and all that is needed to give digits to new items."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +15,16 @@ from maskgr.artefact import read_manifest, write_folder
 from maskgr.data.dataset import Dataset
 from maskgr.data.download import cache_folder
 from maskgr.data.tables import below, read_matrix, read_table
+from maskgr.devices import pick_device
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.sids.collaborative import Collaborative
-from maskgr.sids.config import EncoderConfig, QuantizerConfig
+from maskgr.sids.config import EncoderConfig, Policy, QuantizerConfig, SidsConfig
 from maskgr.sids.encoders import embed_items, resolved
 from maskgr.sids.quantizers import Quantizer, fit_quantizer, load_quantizer, save_quantizer
-from maskgr.sids.uniqueness import Policy, make_unique, place_new
+from maskgr.sids.uniqueness import make_unique, place_new
 from maskgr.sids.vectors import Digits, Floats
 
-KIND, SCHEMA = "semantic-ids", 1
+KIND, SCHEMA = "semantic-ids", 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,94 +33,101 @@ class SemanticIds:
 
     items: pl.DataFrame  # item_id first, then the text columns
     digits: Digits  # (items, levels), after the uniqueness policy
-    codebook_sizes: tuple[int, ...]  # codes a level, the appended one included
+    codebook_sizes: tuple[int, ...]  # codes per level, the appended level included
     embeddings: Floats  # (items, d) of the items' text
     quantizer: Quantizer
     unique: Policy
     encoder: EncoderConfig
-    made: Mapping[str, Any] = field(default_factory=dict)  # quantiser settings, data, time spent
-    learned: Collaborative | None = None  # what was quantised, if not the text
+    made: Mapping[str, Any] = field(default_factory=dict)  # quantiser settings, seed, data
+    learned: Collaborative | None = None  # the vectors that were quantised in place of the text
 
     @classmethod
     def make(
         cls,
         dataset: Dataset,
+        config: SidsConfig | None = None,
         *,
-        encoder: EncoderConfig | None = None,
-        quantizer: QuantizerConfig | None = None,
-        unique: Policy = "append",
+        seed: int = 0,
+        device: str = "auto",
         cache: Path | None = None,
         progress: bool = False,
     ) -> SemanticIds:
-        """Text -> vectors -> digits for every item of `dataset`; texts met before are cached."""
-        encoder, quantizer = encoder or EncoderConfig(), quantizer or QuantizerConfig()
-        encoder = resolved(encoder, given=dataset.embeddings is not None)
-        if unique not in get_args(Policy):
-            choices = ", ".join(get_args(Policy))
-            raise RequestError(f"there is no policy {unique!r}; choose one of {choices}")
+        """Text -> vectors -> digits for every item of `dataset`.
+
+        The same seed gives the same digits. Texts whose vectors are in the folder `cache` are not
+        encoded again.
+        """
+        config = config or SidsConfig()
+        pick_device(device)  # a wrong device is refused now, not when a model needs it
+        encoder = resolved(config.encoder, given=dataset.embeddings is not None)
         vectors = embed_items(
             dataset.items,
             encoder,
             embeddings=dataset.embeddings,
+            device=device,
             cache=cache or cache_folder() / "embeddings",
             progress=progress,
         )
-        fitted, digits, sizes = _quantised(vectors, quantizer, unique, progress=progress)
-        made = {"quantizer": asdict(quantizer), "fingerprint": dataset.fingerprint}
-        return cls(dataset.items, digits, sizes, vectors, fitted, unique, encoder, made)
+        quantizer = fit_quantizer(
+            vectors, config.quantizer, normalise=True, seed=seed, device=device, progress=progress
+        )
+        digits, sizes = _unique_digits(quantizer, vectors, config.unique)
+        made = {
+            "quantizer": asdict(config.quantizer),
+            "seed": seed,
+            "fingerprint": dataset.fingerprint,
+        }
+        return cls(dataset.items, digits, sizes, vectors, quantizer, config.unique, encoder, made)
 
     def remade(
-        self, vectors: Floats, quantizer: QuantizerConfig, *, progress: bool = False
+        self,
+        vectors: Floats,
+        quantizer: QuantizerConfig,
+        *,
+        seed: int = 0,
+        device: str = "auto",
+        progress: bool = False,
     ) -> SemanticIds:
-        """IDs of the same items made of `vectors` (items, any) that were learned from behaviour."""
-        learned = Collaborative.of(vectors, self.embeddings)
-        fitted, digits, sizes = _quantised(
-            learned.vectors, quantizer, self.unique, progress=progress
+        """New IDs of the same items, quantised from `vectors` (items, any) learned from behaviour.
+
+        The length of a learned vector has a meaning, so vectors are quantised as they are: without
+        normalising, in all components.
+        """
+        quantizer = replace(quantizer, components=0)
+        learned = Collaborative.fit(vectors, self.embeddings)
+        fitted = fit_quantizer(
+            learned.vectors, quantizer, normalise=False, seed=seed, device=device, progress=progress
         )
+        digits, sizes = _unique_digits(fitted, learned.vectors, self.unique)
         return replace(
             self,
             digits=digits,
             codebook_sizes=sizes,
             quantizer=fitted,
             learned=learned,
-            made={**self.made, "quantizer": asdict(quantizer)},
+            made={**self.made, "quantizer": asdict(quantizer), "seed": seed},
         )
 
     @property
     def vectors(self) -> Floats:
-        """(items, any) what was quantised."""
+        """(items, any) the vectors that were quantised: text embeddings or learned vectors."""
         return self.embeddings if self.learned is None else self.learned.vectors
 
     @property
     def levels(self) -> int:
         return len(self.codebook_sizes)
 
-    @cached_property
-    def packed(self) -> npt.NDArray[np.int64]:
-        """(items,) each tuple as one number, the first digit the most significant."""
-        return pack(self.digits, self.codebook_sizes)
-
-    @cached_property
-    def _by_tuple(self) -> npt.NDArray[np.int64]:
-        return np.argsort(self.packed, kind="stable")
-
     def with_prefix(self, prefix: Sequence[int]) -> npt.NDArray[np.int64]:
-        """The items whose first digits are `prefix`, in the catalogue's order."""
+        """Rows of the items whose first digits are `prefix`, in ascending order."""
         if len(prefix) > self.levels:
             raise RequestError(f"a prefix has at most {self.levels} digits, not {len(prefix)}")
-        stride = math.prod(self.codebook_sizes[len(prefix) :])
-        first = 0
-        for digit, size in zip(prefix, self.codebook_sizes, strict=False):
-            if not 0 <= digit < size:
-                return np.empty(0, dtype=np.int64)
-            first = first * size + digit
-        ends = np.searchsorted(
-            self.packed, [first * stride, (first + 1) * stride], sorter=self._by_tuple
-        )
-        return np.sort(self._by_tuple[ends[0] : ends[1]])
+        rows = np.arange(len(self.digits))
+        for level, digit in enumerate(prefix):
+            rows = rows[self.digits[rows, level] == digit]
+        return rows
 
     def row(self, item_id: Any) -> int:
-        """The number of an item, by its ID."""
+        """The row of the item with this ID."""
         ids = self.items["item_id"]
         wanted = pl.Series([item_id], strict=False).cast(ids.dtype, strict=False)
         rows = (ids == wanted[0]).arg_true() if wanted[0] is not None else wanted.clear()
@@ -130,9 +136,13 @@ class SemanticIds:
         return int(rows[0])
 
     def encode_new(
-        self, items: pl.DataFrame, *, embeddings: npt.NDArray[Any] | None = None
+        self,
+        items: pl.DataFrame,
+        *,
+        embeddings: npt.NDArray[Any] | None = None,
+        device: str = "auto",
     ) -> SemanticIds:
-        """The same IDs with new items behind them: no old ID changes, nothing is fitted again."""
+        """A copy with new items behind the old: no old ID changes, nothing is fitted again."""
         if "item_id" not in items.columns:
             raise DataError(f"the new items have no column item_id (they have: {items.columns})")
         ids = items["item_id"].cast(self.items["item_id"].dtype, strict=False)
@@ -143,7 +153,7 @@ class SemanticIds:
                 f"{int(known.sum())} of the new items are old, repeated or without an ID (first: "
                 f"{first!r}); give each new item once"
             )
-        vectors = embed_items(items, self.encoder, embeddings=embeddings)
+        vectors = embed_items(items, self.encoder, embeddings=embeddings, device=device)
         if vectors.shape[1] != self.embeddings.shape[1]:
             raise DataError(
                 f"the new vectors have {vectors.shape[1]} dimensions where the old ones have "
@@ -151,8 +161,8 @@ class SemanticIds:
             )
         learned, own = self.learned, vectors
         if learned is not None:
-            own = learned.foretell(vectors)
-            learned = learned.joined(own)
+            own = learned.predict_from_text(vectors)
+            learned = learned.extended(own)
         digits = place_new(self.unique, self.digits, self.codebook_sizes, own, self.quantizer)
         return replace(
             self,
@@ -163,7 +173,7 @@ class SemanticIds:
         )
 
     def save(self, path: Path | str, *, report: Mapping[str, Any] | None = None) -> None:
-        """digits.parquet (item_id, digits), items, embeddings, the quantiser, the report."""
+        """Writes digits.parquet (item_id, digits), items, embeddings, quantiser and report."""
         config = {
             "unique": self.unique,
             "codebook_sizes": list(self.codebook_sizes),
@@ -201,38 +211,16 @@ class SemanticIds:
                 encoder=EncoderConfig(**config["encoder"]),
                 made=config["made"],
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RequestError) as error:
             raise ArtefactError(f"{path} is damaged ({error}); make the IDs again") from error
 
 
-def _quantised(
-    vectors: Floats, config: QuantizerConfig, unique: Policy, *, progress: bool
-) -> tuple[Quantizer, Digits, tuple[int, ...]]:
-    """A fitted quantiser, the digits under the policy, and the codes of each level."""
-    fitted = fit_quantizer(vectors, config, progress=progress)
-    digits = make_unique(unique, fitted.encode(vectors), vectors, fitted)
-    sizes = fitted.codebook_sizes
+def _unique_digits(
+    quantizer: Quantizer, vectors: Floats, unique: Policy
+) -> tuple[Digits, tuple[int, ...]]:
+    """(items, levels) the digits under the policy, and the number of codes at each level."""
+    digits = make_unique(unique, quantizer.encode(vectors), vectors, quantizer)
+    sizes = quantizer.codebook_sizes
     if digits.shape[1] > len(sizes):
         sizes = (*sizes, int(digits[:, -1].max()) + 1)
-    return fitted, digits, sizes
-
-
-def pack(digits: Digits, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
-    """(n,) mixed-radix numbers; equal for equal tuples, and sorted as the tuples are."""
-    if math.prod(sizes) >= 2**63:
-        raise RequestError(
-            f"{len(sizes)} levels of {' × '.join(map(str, sizes))} codes do not fit 64 bits; use "
-            "fewer levels or codes"
-        )
-    packed = np.zeros(len(digits), dtype=np.int64)
-    for level, size in enumerate(sizes):
-        packed = packed * size + digits[:, level]
-    return packed
-
-
-def unpack(packed: npt.NDArray[np.int64], sizes: Sequence[int]) -> Digits:
-    """(n, levels) the digits that `pack` made a number of."""
-    digits = np.empty((len(packed), len(sizes)), dtype=np.int32)
-    for level in reversed(range(len(sizes))):
-        packed, digits[:, level] = np.divmod(packed, sizes[level])
-    return digits
+    return digits, sizes

@@ -1,6 +1,6 @@
 """Item text from the columns of the items table, by a template.
 
-A template is text with columns in braces, cut into segments by `;` or `|`:
+A template is text with columns in braces, divided into segments by `;` or `|`:
 
     Title: {title}; Brand: {brand}; In {categories: > } | for {price} dollars
 
@@ -8,7 +8,7 @@ A template is text with columns in braces, cut into segments by `;` or `|`:
   list is missing.
 - A segment that names a missing value disappears, label and all; a segment without a column stays
   as long as another one does.
-- The segments that are left are joined as the template has it: `;` writes "; ", `|` only a space.
+- The remaining segments are joined by the template's separators: `;` writes "; ", `|` a space.
 - `{column:joiner}` writes a list with this text between its entries. Without a joiner it is " > "
   for columns with "categor" in their name (a path) and ", " for all others. Lists in lists are
   flattened; missing entries are skipped.
@@ -18,7 +18,7 @@ Values are written plainly: a column called `price` (or `..._price`) with two de
 numbers without trailing zeros, dates as ISO 8601, text as it is (HTML included). Runs of white
 space become one space.
 
-Without a template every column but `item_id` is written as `Label: value`, in the order title,
+Without a template, every column but `item_id` is written as `Label: value`, in the order title,
 brand, categories, description, price and then as in the table. Columns that are not text, numbers,
 dates or lists of these (structs, bytes) are left out.
 """
@@ -46,7 +46,7 @@ class _Field:
 
 @dataclass(frozen=True)
 class _Segment:
-    joint: str  # what stands between it and the text before it
+    joint: str  # separates it from the text before it
     parts: tuple[str | _Field, ...]
 
     @property
@@ -55,7 +55,7 @@ class _Segment:
 
 
 def item_texts(items: pl.DataFrame, template: str | None = None) -> list[str]:
-    """One text an item, in the order of the table; "" where every value named is missing."""
+    """One text per item, in the order of the table; "" where every value named is missing."""
     segments = _default(items) if template is None else _parse(template, items)
     if not segments or items.is_empty():
         return [""] * items.height
@@ -63,22 +63,17 @@ def item_texts(items: pl.DataFrame, template: str | None = None) -> list[str]:
     present = [str(i) for i, s in enumerate(segments) if s.has_field]
     text = (
         pl.concat_str(pl.col(list(columns)), ignore_nulls=True)
-        .str.replace("^(?:; | )", "")  # the joint of the first segment that is left
-        # Single spaces, by far the most common, are not matched: it is what makes this fast.
+        .str.replace("^(?:; | )", "")  # the joint of the first remaining segment
+        # Single spaces, by far the most common white space, are not matched: this makes it fast.
         .str.replace_all(r"\s{2,}|[^\S ]", " ")
     )
     kept = pl.when(pl.any_horizontal(pl.col(present).is_not_null())).then(text)
     return items.select(**columns).select(text=kept.otherwise(pl.lit("")))["text"].to_list()
 
 
-def without_text(texts: Sequence[str]) -> list[int]:
-    """The rows whose text is blank."""
-    return [row for row, text in enumerate(texts) if not text or text.isspace()]
-
-
 def require_text(texts: Sequence[str], item_ids: Sequence[str]) -> None:
     """Raises `DataError` if an item has no text to be encoded."""
-    blank = without_text(texts)
+    blank = [row for row, text in enumerate(texts) if not text or text.isspace()]
     if blank:
         raise DataError(
             f"{len(blank):,} of {len(texts):,} items have no text, the first is "
@@ -90,7 +85,7 @@ def require_text(texts: Sequence[str], item_ids: Sequence[str]) -> None:
 def _default(items: pl.DataFrame) -> list[_Segment]:
     columns = [name for name in items.columns if name != "item_id" and _writable(items[name].dtype)]
     rank = {name: i for i, name in enumerate(_FIRST)}
-    columns.sort(key=lambda name: rank.get(name.lower(), len(rank)))  # stable: the rest as they are
+    columns.sort(key=lambda name: rank.get(name.lower(), len(rank)))  # stable for the others
     return [
         _Segment(_JOINTS[";"], (f"{_label(name)}: ", _Field(name, _joiner(name))))
         for name in columns
@@ -133,7 +128,7 @@ def _parse(template: str, items: pl.DataFrame) -> list[_Segment]:
 
 
 def _closed(joint: str, parts: list[str | _Field]) -> list[_Segment]:
-    """The segment without the white space at its ends; none if nothing is left."""
+    """The segment without white space at its ends; an empty list if nothing is left."""
     if parts and isinstance(parts[0], str):
         parts[0] = parts[0].lstrip()
     if parts and isinstance(parts[-1], str):
@@ -175,7 +170,7 @@ def _writable(dtype: pl.DataType) -> bool:
 
 
 def _segment(segment: _Segment, schema: pl.Schema) -> pl.Expr:
-    """The segment's text; null if a value it names is missing, for null spreads in `+`."""
+    """The segment's text; null if a value it names is missing."""
     parts = [
         pl.lit(part) if isinstance(part, str) else _value(part, schema[part.column])
         for part in segment.parts
@@ -220,7 +215,7 @@ def _scalar(value: pl.Expr, dtype: pl.DataType, column: str) -> pl.Expr:
     elif dtype.is_decimal():
         text = value.cast(pl.String).str.replace(r"(\.\d*?)0+$", "$1").str.strip_suffix(".")
     elif isinstance(dtype, pl.Datetime):
-        # A date that was read as a moment has no time of day to tell.
+        # Dates are often read as datetimes at midnight; such a time of day means nothing.
         text = value.dt.strftime("%Y-%m-%dT%H:%M:%S").str.strip_suffix("T00:00:00")
     elif isinstance(dtype, pl.Duration):
         text = value.dt.to_string("iso")

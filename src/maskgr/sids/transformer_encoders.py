@@ -1,5 +1,5 @@
-"""Encoders that are transformers: sentence-transformers models, and any Hugging Face encoder
-with the mean over its real tokens (the paper's Flan-T5 among them)."""
+"""Transformer encoders: sentence-transformers models, and any Hugging Face encoder (such as the
+paper's Flan-T5) mean-pooled over real tokens."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from maskgr.devices import pick_device
 from maskgr.errors import RequestError
 from maskgr.sids.config import EncoderConfig
+from maskgr.sids.vectors import Floats
 
 if TYPE_CHECKING:
     import torch
 
-Encode = Callable[[list[str]], npt.NDArray[np.float32]]
+Encode = Callable[[list[str]], Floats]
 
 
-def identity(model: str, config: EncoderConfig, pooling: str) -> dict[str, Any]:
-    """All that decides the vectors of this model."""
+def identity(model: str, config: EncoderConfig, device: str, pooling: str) -> dict[str, Any]:
+    """Everything that determines the vectors of this model."""
     return {
         "encoder": config.encoder,
         "files": _fingerprint(Path(model)),
         "max_tokens": config.max_tokens,
-        "dtype": _dtype_name(config, pick_device(config.device)),
+        "dtype": _dtype_name(config, pick_device(device)),
         "pooling": pooling,
     }
 
 
-def load_huggingface(model: str, config: EncoderConfig) -> Encode:
-    """The encoder (of an encoder-decoder only that half), mean-pooled over real tokens."""
+def load_huggingface(model: str, config: EncoderConfig, device: str) -> Encode:
+    """A Hugging Face encoder (or the encoder half of an encoder-decoder), mean-pooled."""
     transformers = _package("transformers")
-    device = pick_device(config.device)
+    target = pick_device(device)
     with _loading(model):
         tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-        network = _text_encoder(transformers, model, _dtype_name(config, device))
-    network = network.to(device).eval()
+        network = _text_encoder(transformers, model, _dtype_name(config, target))
+    network = network.to(target).eval()
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # any token would do: padding is masked
     limit = _token_limit(config.max_tokens, tokenizer, network.config)
 
-    def encode(texts: list[str]) -> npt.NDArray[np.float32]:
+    def encode(texts: list[str]) -> Floats:
         tokens = tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
         with _memory_advice(config):
-            return _by_length(network, tokens, tokenizer.pad_token_id, config.batch_size, device)
+            return _by_length(network, tokens, tokenizer.pad_token_id, config.batch_size, target)
 
     return encode
 
 
-def load_sentence_transformer(model: str, config: EncoderConfig) -> Encode:
+def load_sentence_transformer(model: str, config: EncoderConfig, device: str) -> Encode:
     package = _package("sentence_transformers")
-    device = pick_device(config.device)
+    target = pick_device(device)
     with _loading(model):
         network = package.SentenceTransformer(
-            model, device=str(device), model_kwargs={"dtype": _dtype_name(config, device)}
+            model, device=str(target), model_kwargs={"dtype": _dtype_name(config, target)}
         )
     own_limit = network.max_seq_length
     network.max_seq_length = min(config.max_tokens, own_limit or config.max_tokens)
 
-    def encode(texts: list[str]) -> npt.NDArray[np.float32]:
+    def encode(texts: list[str]) -> Floats:
         with _memory_advice(config):
             vectors = network.encode(
                 texts,
@@ -79,8 +79,8 @@ def load_sentence_transformer(model: str, config: EncoderConfig) -> Encode:
 
 def _text_encoder(transformers: Any, model: str, dtype: str) -> Any:
     config = transformers.AutoConfig.from_pretrained(model)
-    # The T5 family has classes that read only the encoder's weights from a checkpoint: of
-    # Flan-T5-XXL that is half. Other encoder-decoders are read whole and halved afterwards.
+    # The T5 family has classes that read only the encoder's weights from a checkpoint (half of
+    # Flan-T5-XXL). Other encoder-decoders are read whole, and the decoder is dropped.
     if type(config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING:
         return transformers.AutoModelForTextEncoding.from_pretrained(model, dtype=dtype)
     network = transformers.AutoModel.from_pretrained(model, dtype=dtype)
@@ -94,8 +94,8 @@ def _token_limit(max_tokens: int, tokenizer: Any, config: Any) -> int:
 
 def _by_length(
     network: Any, tokens: list[list[int]], pad: int, batch_size: int, device: torch.device
-) -> npt.NDArray[np.float32]:
-    """Batches of similar length, so that little is padded; rows in the order of `tokens`."""
+) -> Floats:
+    """(texts, d) in the order of `tokens`; batches have similar lengths, so little is padded."""
     order = np.argsort([-len(ids) for ids in tokens], kind="stable")
     batches = [
         _mean_pooled(network, [tokens[i] for i in order[start : start + batch_size]], pad, device)
@@ -107,9 +107,7 @@ def _by_length(
     return vectors
 
 
-def _mean_pooled(
-    network: Any, tokens: list[list[int]], pad: int, device: torch.device
-) -> npt.NDArray[np.float32]:
+def _mean_pooled(network: Any, tokens: list[list[int]], pad: int, device: torch.device) -> Floats:
     import torch
     from torch.nn.utils.rnn import pad_sequence
 

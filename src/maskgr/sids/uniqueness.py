@@ -1,34 +1,34 @@
-"""What to do when several items get the same digits: three policies, and cold items under each.
+"""Three policies for items that get the same digits, and the placement of new items under each.
 
 - `append`: one more digit counts the items of a tuple. No distortion, and the digits above stay
-  what the quantiser said; costs one more token an item, whose value says nothing about it.
-- `reassign`: colliding items move to other codes of the last level. As many tokens as before;
-  costs some distortion at the last level, and an item's last digit is no longer its nearest code.
-- `share`: items stay together under one tuple. Costs nothing here; whoever decodes a tuple gets
-  several items and has to rank them.
+  as the quantiser gave them; costs one more token per item, whose value says nothing about it.
+- `reassign`: colliding items move to other codes of the last level. No more tokens; costs some
+  distortion at the last level, and an item's last digit is no longer its nearest code.
+- `share`: items stay together under one tuple. No cost here; a decoded tuple stands for several
+  items, which have to be ranked.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from maskgr.errors import DataError
+from maskgr.sids.config import Policy
 from maskgr.sids.quantizers import Quantizer
-from maskgr.sids.vectors import Digits, Floats, normalise
+from maskgr.sids.vectors import Digits, Floats, prepare
 
-Policy = Literal["append", "reassign", "share"]
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Collisions:
-    """How many items each tuple in use has."""
+    """The number of items under each tuple in use."""
 
     group_sizes: npt.NDArray[np.int64]  # (distinct tuples,)
 
@@ -40,11 +40,6 @@ class Collisions:
     def unique_share(self) -> float:
         """The share of items that have their tuple to themselves."""
         return float((self.group_sizes == 1).sum() / self.items)
-
-    @property
-    def distinct_share(self) -> float:
-        """Distinct tuples over items: counts one item of each colliding group as unique."""
-        return len(self.group_sizes) / self.items
 
 
 def collisions(digits: Digits) -> Collisions:
@@ -65,8 +60,8 @@ def make_unique(
 def append(digits: Digits) -> Digits:
     """(n, m + 1): the last digit is 0 for the first item of a tuple in item order, then 1, 2, …
 
-    Its codebook is as large as the largest group of colliding items. Where nothing collides it
-    would always be 0, and is left out.
+    Its codebook is as large as the largest group of colliding items. Where nothing collides, the
+    digit would always be 0 and is left out: (n, m).
     """
     if collisions(digits).unique_share == 1:
         return digits
@@ -79,20 +74,20 @@ def append(digits: Digits) -> Digits:
 def reassign(digits: Digits, vectors: npt.ArrayLike, quantizer: Quantizer) -> Digits:
     """(n, m) distinct digits; only colliding items move, and where possible only at the last level.
 
-    Among the items that share all digits but the last, those alone under their code keep it.
-    The others are assigned to the remaining codes of that level, one each, so that the sum of
-    their squared distances to what their digits decode to is least. Where items outnumber codes,
-    those that fit worst go to the nearest free tuple under another prefix (see `FreeTuples`).
+    Among the items that share all digits but the last, those alone under their code keep it. The
+    others are assigned to the remaining codes of that level, one each, so that the sum of squared
+    distances between vectors and reconstructions is least. Where items outnumber codes, those
+    that fit worst go to the nearest free tuple under another prefix (see `FreeTuples`).
     """
     _require_capacity(len(digits), quantizer.codebook_sizes)
-    rows = normalise(vectors)
+    rows = prepare(vectors, normalise=quantizer.normalise)
     result = digits.copy()
-    spilt: list[int] = []
+    left: list[int] = []
     for family in _groups(digits[:, :-1]):
-        spilt += _settle(result, family, rows, quantizer)
-    if spilt:
-        free = FreeTuples(np.delete(result, spilt, axis=0), quantizer.codebook_sizes, quantizer)
-        for item in spilt:
+        left += _settle(result, family, rows, quantizer)
+    if left:
+        free = FreeTuples(np.delete(result, left, axis=0), quantizer.codebook_sizes, quantizer)
+        for item in left:
             result[item] = free.claim(rows[item], digits[item])
     return result
 
@@ -107,9 +102,9 @@ def place_new(
     """Digits for the new items in `vectors`, while the `old` digits stay as they are.
 
     `old` (n, m) and `codebook_sizes` are those after the policy, with the appended digit if any.
-    A trained network has these codebooks and no larger, so no digit exceeds them: an item whose
-    tuple is taken (for `append`: whose tuple has no appended digit left) gets the nearest free
-    one. Items whose own tuple is free get it before any other new item may move there.
+    A trained network has these codebooks and no larger ones, so no digit exceeds them: an item
+    whose tuple is taken (for `append`: whose tuple has no appended digit left) gets the nearest
+    free one. Items whose own tuple is free get it before any other new item may move there.
     """
     digits = quantizer.encode(vectors)
     if policy == "share":
@@ -120,7 +115,7 @@ def place_new(
     waiting = [
         item for item in range(len(digits)) if not free.claim_own(digits[item], placed[item])
     ]
-    rows = normalise(vectors)
+    rows = prepare(vectors, normalise=quantizer.normalise)
     for item in waiting:
         placed[item] = free.claim(rows[item], digits[item])
     return placed
@@ -129,20 +124,20 @@ def place_new(
 class FreeTuples:
     """The tuples that no item has, searched for the one nearest to a vector.
 
-    Nearest, exactly: the longest possible prefix of the wanted digits under which a tuple is free
-    is kept; from there each next digit is the one that decodes closest to the vector among those
-    under which a tuple is still free. A digit beyond the quantiser's levels (the appended one) is
-    the lowest that is free.
+    The search is greedy: it keeps the longest prefix of the wanted digits under which a tuple is
+    free; each next digit is the one that decodes closest to the vector among those under which a
+    tuple is still free. A digit beyond the quantiser's levels (the appended one) is the lowest
+    that is free.
     """
 
     def __init__(self, taken: Digits, sizes: tuple[int, ...], quantizer: Quantizer) -> None:
         self._sizes = sizes
         self._quantizer = quantizer
         self._sorted = taken[np.lexsort(taken.T[::-1])]  # so that a prefix is one run of rows
-        self._claimed: dict[tuple[int, ...], npt.NDArray[np.int64]] = {}
+        self._claimed: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
 
     def claim_own(self, wanted: Digits, out: Digits) -> bool:
-        """Writes the tuple that `wanted` asks for to `out` and takes it, if it is free."""
+        """Takes the tuple `wanted` and writes it to `out`; returns False if it is not free."""
         prefix = tuple(int(digit) for digit in wanted)
         if len(prefix) < len(self._sizes):
             open_digits = self._open(prefix)
@@ -156,7 +151,7 @@ class FreeTuples:
         return True
 
     def claim(self, row: Floats, wanted: Digits) -> tuple[int, ...]:
-        """Takes the free tuple nearest to `row` (d,), starting from the digits that it wants."""
+        """Takes the free tuple nearest to `row` (d,), starting from the digits `wanted`."""
         prefix = tuple(int(digit) for digit in wanted[: len(self._sizes) - 1])
         while not len(self._open(prefix)):
             if not prefix:
@@ -175,7 +170,8 @@ class FreeTuples:
             start, end = np.searchsorted(run[:, place], [digit, digit + 1])
             run = run[start:end]
         counts = np.bincount(run[:, level], minlength=self._sizes[level])
-        counts += self._claimed.get(prefix, 0)
+        for digit, claimed in self._claimed.get(prefix, Counter()).items():
+            counts[digit] += claimed
         return np.flatnonzero(counts < _capacity(self._sizes[level + 1 :]))
 
     def _closest(self, row: Floats, prefix: tuple[int, ...], options: npt.NDArray[np.int64]) -> int:
@@ -185,14 +181,11 @@ class FreeTuples:
 
     def _take(self, digits: tuple[int, ...]) -> None:
         for level, digit in enumerate(digits):
-            counts = self._claimed.setdefault(
-                digits[:level], np.zeros(self._sizes[level], np.int64)
-            )
-            counts[digit] += 1
+            self._claimed[digits[:level]][digit] += 1
 
 
 def _settle(result: Digits, family: Rows, rows: Floats, quantizer: Quantizer) -> list[int]:
-    """Gives the items of one prefix different last digits; returns those that find no place."""
+    """Gives the items of one prefix different last digits; returns the items left over."""
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
     last = result[family, -1]
@@ -211,7 +204,7 @@ def _settle(result: Digits, family: Rows, rows: Floats, quantizer: Quantizer) ->
 def _distortions(
     rows: Floats, prefix: tuple[int, ...], codes: npt.NDArray[np.int64], quantizer: Quantizer
 ) -> npt.NDArray[np.float64]:
-    """(rows, codes) squared distances to what `prefix` and each code after it decode to."""
+    """(rows, codes) squared distances to the reconstruction from `prefix` and each code."""
     from scipy.spatial.distance import cdist  # type: ignore[import-untyped]
 
     options = np.zeros((len(codes), len(quantizer.codebook_sizes)), np.int32)

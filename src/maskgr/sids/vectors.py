@@ -1,4 +1,4 @@
-"""The vectors that quantisers see: checked, as float32, of unit length."""
+"""The vectors that quantisers work on: checked, as float32, of unit length if asked for."""
 
 from __future__ import annotations
 
@@ -18,32 +18,35 @@ NOISE = 1e-6
 CHUNK = 65_536
 
 
-def normalise(vectors: npt.ArrayLike) -> Floats:
-    """(n, d) rows of length 1: a vector's direction is all that any quantiser looks at."""
+def prepare(vectors: npt.ArrayLike, *, normalise: bool) -> Floats:
+    """(n, d) a checked float32 copy of the vectors; with `normalise`, every row has length 1.
+
+    Only the direction of a text embedding has a meaning, so text is normalised. The length of a
+    learned vector has a meaning too (it takes part in the dot product that ranks items).
+    """
     rows = np.array(vectors, dtype=np.float32)  # a copy, worked on in place
-    if rows.ndim != 2 or rows.size == 0:
-        raise DataError(
-            f"embeddings have the shape {rows.shape}; give a matrix with one row an item"
-        )
+    assert rows.ndim == 2, rows.shape
+    assert rows.size, rows.shape
     peaks = np.maximum(rows.max(axis=1), -rows.min(axis=1))  # (n,)
     _refuse_rows(~np.isfinite(peaks), "has a NaN or infinite value; mend or drop that item")
-    _refuse_rows(
-        peaks == 0, "is all zeros, which has no direction; give that item a text or drop it"
-    )
-    rows /= peaks[:, None]  # first, or squares of very large or small values leave float32
-    rows /= np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
+    if normalise:
+        _refuse_rows(
+            peaks == 0, "is all zeros, which has no direction; give that item a text or drop it"
+        )
+        rows /= peaks[:, None]  # first, or squares of very large or small values leave float32
+        rows /= np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
     return rows
 
 
 def unit(residuals: Floats) -> Floats:
-    """Rows of length 1, and zeros for the rows that are nothing but rounding noise."""
+    """Rows scaled to length 1; rows that are only rounding noise become zeros."""
     lengths = np.sqrt(np.einsum("nd,nd->n", residuals, residuals))
     scale = np.where(lengths > NOISE, 1 / np.maximum(lengths, NOISE), 0).astype(np.float32)
     return residuals * scale[:, None]
 
 
 def require_distinct(rows: Floats, codes: int) -> None:
-    """Refuses what cannot fill a codebook: fewer different rows than codes."""
+    """Raises `DataError` if there are fewer different rows than codes in a codebook."""
     distinct = len(distinct_rows(rows, np.arange(len(rows)), codes))
     if distinct >= codes:
         return

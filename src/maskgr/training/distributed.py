@@ -63,7 +63,7 @@ class World:
         return value
 
     def agree(self, number: int) -> int:
-        """The first process's number, everywhere: clocks differ."""
+        """The first process's number, in every process: clocks differ."""
         if self.size == 1:
             return number
         shared = torch.tensor(number, device=self.device)
@@ -100,20 +100,21 @@ def world(device: str = "auto") -> Iterator[World]:
         torch.set_num_threads(threads)  # what one process does after that, it does alone
 
 
-MEETING = timedelta(minutes=10)  # until all are there
-PATIENCE = timedelta(days=7)  # with one that encodes a catalogue or quantises
-MOST = 4  # processes that are started unasked: each has its own copy of the data
-LONG = 5.0  # minutes of training that are worth starting them
+FOLLOWS = "MASKGR_FOLLOWS"  # set in processes that `companions` started
+MEETING = timedelta(minutes=10)  # for all processes to start
+PATIENCE = timedelta(days=7)  # while one process encodes or quantises a catalogue
+MOST = 4  # processes by default: each has its own copy of the data
+LONG = 5.0  # minutes of training that make more processes worth while
 
 
 def check_processes(count: int, device: str) -> None:
-    """Before any of them is started."""
-    if count < 1:
-        raise RequestError(f"--processes {count} trains nothing; use 1 or more")
-    if pick_device(device).type == "cuda" and count > torch.cuda.device_count():
+    """Raises before any process is started that the machine has no core or GPU for."""
+    cuda = pick_device(device).type == "cuda"
+    most = torch.cuda.device_count() if cuda else os.cpu_count() or 1
+    if not 1 <= count <= most:
+        what = "GPUs" if cuda else "cores"
         raise RequestError(
-            f"--processes {count} are more than the {torch.cuda.device_count()} GPUs here; use one "
-            "a GPU at most"
+            f"--processes {count} does not fit the {most} {what} here; use 1 to {most}"
         )
 
 
@@ -127,8 +128,12 @@ def processes_for(minutes: float, device: str) -> int:
 
 @contextmanager
 def companions(count: int, command: Sequence[str]) -> Iterator[None]:
-    """Runs `command` in `count` - 1 more processes, which train together with this one; in a
-    process that was itself started so, none."""
+    """Runs `command` in `count` - 1 more processes, which train together with this one.
+
+    A process that was itself started so starts none; it ends with the one that started it.
+    """
+    if os.environ.get(FOLLOWS):
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     if count < 2 or "WORLD_SIZE" in os.environ:
         yield
         return
@@ -141,10 +146,12 @@ def companions(count: int, command: Sequence[str]) -> Iterator[None]:
     try:
         for rank in range(1, count):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": str(threads)}
+            own[FOLLOWS] = "1"
             said = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the process lasts
             other = subprocess.Popen(
                 command,
                 env={**os.environ, **place, **own},
+                stdin=subprocess.PIPE,  # never written: it closes when this process ends
                 stdout=subprocess.DEVNULL,
                 stderr=said,
                 process_group=0,  # Ctrl-C is for this process, which ends the others
@@ -164,8 +171,14 @@ def companions(count: int, command: Sequence[str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it is gone, however that died."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
 def _watch(other: subprocess.Popen[bytes], said: IO[bytes], finished: threading.Event) -> None:
-    """Without one of the others this process would wait for it for ever."""
+    """Ends this process when another one dies: it would wait for it for ever."""
     if other.wait() and not finished.is_set():
         said.seek(0)
         last = said.read().decode(errors="replace").strip().splitlines()[-1:]

@@ -1,4 +1,4 @@
-"""The training loop of every network here: budget, schedule, averaging, validation, resuming.
+"""The one training loop: budget, schedule, averaging, validation, checkpoints, resuming.
 
 Nothing random is carried from step to step: batches follow from (seed, epoch), noise and dropout
 from (seed, step). So a run that was killed and resumed ends with the bits of one that was not.
@@ -9,117 +9,200 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
-from maskgr.config import LoopConfig
+from maskgr.artefact import write_file
 from maskgr.data.sequences import Sequences
+from maskgr.data.splits import Holdout, Split
 from maskgr.devices import keep_freed_memory
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.nn.optimizer import build_optimizer, clip_gradients, schedule
+from maskgr.nn.weights import load_weights, save_weights
 from maskgr.training.batches import Batches, Place
 from maskgr.training.checkpoint import load_checkpoint, save_checkpoint
-from maskgr.training.distributed import World
 from maskgr.training.log import RunLog
+from maskgr.training.plot import draw
+from maskgr.training.workspace import Workspace
 
-PROBE = 8  # steps after which the speed is first known well enough to fit the schedule to it
+BEST = "best.safetensors"
+PROBE = 8  # steps after which the speed is known well enough to fit the schedule to it
+VALIDATION_SHARE = 0.1  # of a timed run's time, at most
 
 
-class Task(Protocol):
-    """What is trained: a network, its loss, and how good it is."""
+@dataclass(frozen=True)
+class FitConfig:
+    """How long and how a network is trained."""
 
-    network: nn.Module
+    steps: int = 1000
+    """Optimiser steps; the learning rate falls to zero over them."""
+    minutes: float = 0.0
+    """If set, a wall-clock budget instead of `steps`: the schedule is fitted to it."""
+    token_budget: int = 16_384
+    """Tokens of a batch, at most."""
+    accumulate: int = 1
+    """Batches an optimiser step."""
+    learning_rate: float = 1e-3
+    """Peak, after warm-up."""
+    warmup: float = 0.05
+    """Share of the steps over which the learning rate rises."""
+    weight_decay: float = 1e-3
+    """On matrices only."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    ema: float = 0.999
+    """Decay of the averaged weights, which are validated and kept; 0 keeps the last."""
+    validations: int = 20
+    """Validations on a fixed sample of users, evenly over the steps; a timed run leaves some out
+    where they would take more than a tenth of its time."""
+    validation_users: int = 2000
+    """Users of that sample."""
+    patience: int = 0
+    """Stop after this many validations without a better network; 0 never does."""
+    checkpoint_minutes: float = 2.0
+    """Minutes between checkpoints, from which an interrupted run resumes."""
 
-    def prepare(self, batch: Sequences, seed: int) -> tuple[list[Any], float]:
-        """This process's share of `batch` in pieces, with all randomness from `seed`, and what
-        the sum of all processes' losses is to be divided by."""
-        ...
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("steps", 1), ("minutes", 0), ("token_budget", 1), ("accumulate", 1),
+            ("learning_rate", 0), ("warmup", 0), ("weight_decay", 0), ("clip", 0), ("ema", 0),
+            ("validations", 1), ("validation_users", 1), ("patience", 0), ("checkpoint_minutes", 0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not value >= least or not math.isfinite(value):
+                raise RequestError(f"fit.{name} is {value}; it must be {least} or more")
+        for name in ("warmup", "ema"):
+            if getattr(self, name) >= 1:
+                raise RequestError(f"fit.{name} is {getattr(self, name)}; it must be below 1")
+        if self.clip == 0:
+            raise RequestError("fit.clip is 0, which leaves no gradient; it must be above 0")
 
-    def loss(self, piece: Any) -> Tensor:
-        """The summed loss of a piece."""
-        ...
 
-    def tokens(self, batch: Sequences) -> int:
-        """The tokens of the whole batch."""
-        ...
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sequences with everything that was drawn for them, alike in every process."""
 
-    def validate(self, *, everyone: bool) -> dict[str, float]:
-        """`recall@10`, what `score` needs and whatever else is worth a column, of the network as it
-        is."""
-        ...
+    sequences: Sequences
+    weight: float  # the step's summed loss is divided by the sum of these
 
-    def score(self, found: dict[str, float]) -> float:
-        """How good what `validate` found is: the network with the highest is kept."""
-        ...
+    def part(self, rows: np.ndarray) -> Batch:
+        """The same for some of the sequences."""
+        return replace(self, sequences=self.sequences.select(rows))
 
-    def keep(self, run: Path) -> None:
-        """Saves the network as it is: the best so far."""
-        ...
 
-    def restore(self, run: Path) -> None:
-        """Takes the network back from what `keep` saved."""
-        ...
+class Trainable(nn.Module):
+    """A network that `fit` can train. `forward(batch)` is the summed loss of a batch, or part."""
+
+    tokens_per_item: int = 1  # what an item costs of a batch's token budget
+    piece_tokens: int | None = None  # tokens that go through at once; None: a whole batch
+
+    def prepare(self, sequences: Sequences, generator: torch.Generator) -> Batch:
+        """Draws everything that is random about a batch, with a generator of the CPU."""
+        return Batch(sequences, float(len(sequences.values)))
+
+    def validate(self, holdout: Holdout) -> dict[str, float]:
+        """Means over the questions; the network with the highest `recall@10` is kept."""
+        raise AssertionError(f"{type(self).__name__} has no validation")
 
 
 @dataclass(frozen=True)
 class State:
-    """All that a checkpoint says beside the tensors."""
+    """A checkpoint's numbers; its tensors are beside them."""
 
     step: int = 0
     place: Place = field(default_factory=Place)
     total: int = 0  # steps that the schedule is made for
     seconds: float = 0.0
     tokens: int = 0
-    best: float | None = None  # the task's score
+    best: float | None = None  # recall@10
     best_step: int = 0
     waited: int = 0  # validations since the best
-    validated: int = 0  # of the validations that the schedule has, those reached
+    validated: int = 0  # of the schedule's validations, those passed
     validated_step: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    validation_seconds: float = 0.0
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> State:
         return cls(**{**values, "place": Place(**values["place"])})
 
 
+def fit(
+    network: Trainable,
+    split: Split,
+    config: FitConfig,
+    work: Workspace,
+    *,
+    history_limit: int,
+    seed: int,
+    label: str = "training",
+) -> dict[str, float]:
+    """Trains `network` in place, and leaves it with the weights that were best on validation.
+
+    Returns the validation of these weights with all users. In several processes each calls this.
+    """
+    budget = config.token_budget // network.tokens_per_item
+    if budget < history_limit + 1:
+        raise RequestError(
+            f"fit.token_budget is {config.token_budget}, and a history of {history_limit} items "
+            f"with the next has {(history_limit + 1) * network.tokens_per_item} tokens; raise it, "
+            "or lower history_limit"
+        )
+    batches = Batches(split.train, history_limit + 1, budget, seed)
+    writes = work.world.writes
+    if writes:
+        count = sum(p.numel() for p in network.parameters())
+        print(f"{label}: {count:,} parameters on {work.world.device}", file=sys.stderr)
+    with RunLog(work.run, label=label, writes=writes, progress=work.progress) as log:
+        trainer = Trainer(network.to(work.world.device), split, batches, config, work, log)
+        if not (work.resume and trainer.resume()):
+            log.rewind(0)  # rows of an earlier run that came to no checkpoint
+        found = trainer.train()
+    if writes:
+        words = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+        print(f"{label}: the best network, all validation users: {words}", file=sys.stderr)
+        _plot(work.run)
+    return found
+
+
 @dataclass
 class Trainer:
     """The moving parts, for as long as training lasts."""
 
-    task: Task
+    network: Trainable
+    split: Split
     batches: Batches
-    config: LoopConfig
-    run: Path
-    world: World
+    config: FitConfig
+    work: Workspace
     log: RunLog
     state: State = field(default_factory=State)
 
     def __post_init__(self) -> None:
-        _check(self.config)
-        network = self.task.network
-        self.optimizer = build_optimizer(
-            network, self.config.learning_rate, self.config.weight_decay
-        )
-        self.average = {n: p.detach().clone() for n, p in network.named_parameters()}
-        self.wrapped = self.world.wrap(_Forward(self.task))
+        config, self.world, self.run = self.config, self.work.world, self.work.run
+        self.optimizer = build_optimizer(self.network, config.learning_rate, config.weight_decay)
+        self.average = _averaged(self.network, config.ema) if config.ema else None
+        self.wrapped = self.world.wrap(self.network)
+        seed, users = self.batches.seed, config.validation_users
+        self.sample = self.split.validation.sample(users, seed)
+        self.trained_on = _last_items(self.split.train).sample(math.ceil(users / 4), seed)
         self.saved_at = time.perf_counter()
 
     def train(self) -> dict[str, float]:
-        """To the end of the budget; returns the full validation of the best network."""
+        """Runs to the end of the budget; returns the full validation of the best network."""
         keep_freed_memory()
         start = time.perf_counter() - self.state.seconds
         if not self.state.total:
-            # Of a timed run nothing is known yet: a number that the first steps are the start of.
+            # The speed is not known yet: a number that makes the first steps a start of any run.
             steps = 1000 * PROBE if self.config.minutes else self.config.steps
             self.state = replace(self.state, total=steps)
         stream = self.batches.from_place(self.state.place)
@@ -127,7 +210,7 @@ class Trainer:
             while not (self._finished(start) or self.world.agree(interrupted.is_set())):
                 self._step(list(islice(stream, self.config.accumulate)))
                 self._fit_schedule(time.perf_counter() - start)
-                if self._due():
+                if self._due(time.perf_counter() - start):
                     self._validate()
                 self.state = replace(self.state, seconds=time.perf_counter() - start)
                 self._checkpoint()
@@ -137,141 +220,160 @@ class Trainer:
         return self._finish()
 
     def _step(self, micro: list[tuple[Place, Sequences]]) -> None:
-        step, world = self.state.step, self.world
+        """One optimiser step over a few batches; each process computes its share of each."""
+        step, world, seed = self.state.step, self.world, self.batches.seed
         factor = schedule(step, self.state.total, math.ceil(self.config.warmup * self.state.total))
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * factor
-        self.task.network.train()
+        self.network.train()
         self.optimizer.zero_grad(set_to_none=True)
+        # Drawn on the CPU for the whole batch: the same numbers on every device and process count.
+        batches = [
+            self.network.prepare(batch, torch.Generator().manual_seed(_mix(seed, step, number)))
+            for number, (_, batch) in enumerate(micro)
+        ]
+        parts = [part for batch in batches for part in self._parts(batch)]
+        # DistributedDataParallel averages over the processes, and the sum over all is wanted.
+        scale = world.size / sum(batch.weight for batch in batches)
+        torch.manual_seed(_mix(seed, step, world.rank, -1))  # dropout differs between processes
         total = torch.zeros((), device=world.device)
-        weight, pieces = 0.0, []
-        for number, (_, batch) in enumerate(micro):
-            share, tokens = self.task.prepare(batch, _mix(self.batches.seed, step, number))
-            pieces += share
-            weight += tokens
-        # Dropout differs between processes; all else is drawn alike.
-        torch.manual_seed(_mix(self.batches.seed, step, world.rank, -1))
-        for number, piece in enumerate(pieces):
-            with self._apart(last=number + 1 == len(pieces)):
-                loss = self.wrapped(piece)
-                loss.backward()
+        for number, part in enumerate(parts):
+            with self._without_sync(number + 1 < len(parts)), self._autocast():
+                loss = self.wrapped(part) * scale
+            loss.backward()
             total += loss.detach()
-        # DistributedDataParallel averages over processes, and the sum over all is wanted. It is
-        # divided only now, since what it is divided by is the sum over all batches of the step.
-        gradients = [p.grad for p in self.task.network.parameters() if p.grad is not None]
-        torch._foreach_mul_(gradients, world.size / weight)
-        norm = clip_gradients(self.task.network, self.config.clip)
+        norm = clip_gradients(self.network, self.config.clip)
         self.optimizer.step()
-        self._update_average(step)
-        seen = self.state.tokens + sum(self.task.tokens(batch) for _, batch in micro)
-        self.state = replace(self.state, step=step + 1, place=micro[-1][0], tokens=seen)
-        loss = world.total(total) / weight
+        if self.average is not None:
+            self.average.update_parameters(self.network)
+        items = sum(len(batch.sequences.values) for batch in batches)
+        tokens = self.state.tokens + items * self.network.tokens_per_item
+        self.state = replace(self.state, step=step + 1, place=micro[-1][0], tokens=tokens)
+        loss = world.total(total) / world.size
         self.log.step(self.state, loss, norm, self.config.learning_rate * factor)
 
-    def _apart(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Processes exchange gradients once a step, with the last piece."""
-        if last or not isinstance(self.wrapped, nn.parallel.DistributedDataParallel):
-            return contextlib.nullcontext()
-        return self.wrapped.no_sync()
+    def _parts(self, batch: Batch) -> list[Batch]:
+        """This process's share of a batch, in pieces whose hidden states stay near the CPU."""
+        rows = np.arange(self.world.rank, len(batch.sequences), self.world.size)
+        limit = self.network.piece_tokens if self.world.device.type == "cpu" else None
+        if limit is None:
+            return [batch.part(rows)]
+        tokens = batch.sequences.lengths[rows] * self.network.tokens_per_item
+        filled = (np.cumsum(tokens) - 1) // limit
+        pieces = np.split(rows, np.flatnonzero(np.diff(filled)) + 1)
+        return [batch.part(piece) for piece in pieces]
 
-    def _update_average(self, step: int) -> None:
-        # The average of the first steps would otherwise be mostly the random start.
-        decay = min(self.config.ema, (1 + step) / (10 + step))
-        with torch.no_grad():
-            own: list[Tensor] = list(self.task.network.parameters())
-            torch._foreach_lerp_(list(self.average.values()), own, 1 - decay)
+    def _without_sync(self, wanted: bool) -> contextlib.AbstractContextManager[None]:
+        """Processes exchange gradients once a step, with the last piece."""
+        if wanted and isinstance(self.wrapped, nn.parallel.DistributedDataParallel):
+            return self.wrapped.no_sync()
+        return contextlib.nullcontext()
+
+    def _autocast(self) -> torch.autocast:
+        device = self.world.device.type
+        return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
 
     def _fit_schedule(self, seconds: float) -> None:
-        """The number of steps that fits the minutes, looked at again as the run goes on."""
+        """Fits the number of steps to the minutes; looked at again as the run goes on."""
         step = self.state.step
         powers = step >= PROBE and step & (step - 1) == 0
-        if self.config.minutes and (powers or self._due()):
+        if self.config.minutes and (powers or self._reached() > self.state.validated):
             fitting = int(step * 60 * self.config.minutes / max(seconds, 1e-9))
             total = self.world.agree(max(step, fitting))
             self.state = replace(self.state, total=total)
 
-    def _due(self) -> bool:
-        """Evenly over the steps, however often their number is fitted anew."""
+    def _reached(self) -> int:
+        """How many of the schedule's validations are passed."""
+        return self.state.step * self.config.validations // self.state.total
+
+    def _due(self, seconds: float) -> bool:
         state = self.state
-        reached = state.step * self.config.validations // state.total
-        return reached > state.validated or state.step == state.total
+        if state.step == state.total:
+            return True
+        if self._reached() <= state.validated:
+            return False
+        dear = state.validation_seconds > VALIDATION_SHARE * seconds
+        return not self.world.agree(bool(self.config.minutes) and dear)
 
     def _validate(self) -> None:
-        with self.averaged():
-            found = self.task.validate(everyone=False)
-            score = self.task.score(found)
-            better = self.state.best is None or score > self.state.best
-            if better and self.world.writes:
-                self.task.keep(self.run)
-        reached = self.state.step * self.config.validations // self.state.total
-        state = replace(self.state, waited=self.state.waited + 1, validated=reached)
-        state = replace(state, validated_step=state.step)
+        start = time.perf_counter()
+        network = self._kept_network()
+        found = self._measure(network, self.sample)
+        seen = self._measure(network, self.trained_on)
+        score, best = found["recall@10"], self.state.best
+        better = best is None or score > best
+        if better and self.world.writes:
+            with write_file(self.run / BEST) as draft:
+                save_weights(network, draft)
+        state = replace(
+            self.state,
+            waited=0 if better else self.state.waited + 1,
+            validated=self._reached(),
+            validated_step=self.state.step,
+            validation_seconds=self.state.validation_seconds + time.perf_counter() - start,
+        )
         if better:
-            state = replace(state, best=score, best_step=state.step, waited=0)
+            state = replace(state, best=score, best_step=state.step)
         self.state = state
-        self.log.validation(self.state, found)
+        self.log.validation(state, found | {f"training_{k}": v for k, v in seen.items()})
+
+    def _kept_network(self) -> Trainable:
+        """The averaged weights, where there are some."""
+        network = self.network if self.average is None else self.average.module
+        assert isinstance(network, Trainable)
+        return network
+
+    @torch.no_grad()
+    def _measure(self, network: Trainable, holdout: Holdout) -> dict[str, float]:
+        """Means over all questions; each process answers its share of them."""
+        network.eval()
+        rows = np.arange(self.world.rank, len(holdout.users), self.world.size)
+        weight = len(rows)
+        found = network.validate(holdout.select(rows if weight else np.arange(1)))
+        sums = torch.tensor([value * weight for value in found.values()], dtype=torch.float64)
+        if self.world.device.type == "mps":
+            sums = sums.float()
+        means = self.world.total(sums.to(self.world.device)) / len(holdout.users)
+        return dict(zip(found, means.tolist(), strict=True))
 
     def _finished(self, start: float) -> bool:
         state, config = self.state, self.config
         late = bool(config.minutes) and time.perf_counter() - start >= 60 * config.minutes
-        bored = 0 < config.patience <= state.waited
-        return bool(self.world.agree(int(state.step >= state.total or late or bored)))
+        impatient = 0 < config.patience <= state.waited
+        return bool(self.world.agree(state.step >= state.total or late or impatient))
 
     def _finish(self) -> dict[str, float]:
-        if self.state.validated_step < self.state.step:  # the time was over before its end
+        if self.state.validated_step < self.state.step:  # the time was over before the last one
             self._validate()
         self._checkpoint(now=True)
         self.world.wait()
-        self.task.restore(self.run)
-        return self.task.validate(everyone=True)
-
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """The network with the averaged weights for the length of the block."""
-        if not self.config.ema:
-            yield
-            return
-        own = {n: p.detach().clone() for n, p in self.task.network.named_parameters()}
-        _copy(self.average, self.task.network)
-        try:
-            yield
-        finally:
-            _copy(own, self.task.network)
+        load_weights(self.network, self.run / BEST)
+        return self._measure(self.network, self.split.validation)
 
     def _checkpoint(self, *, now: bool = False) -> None:
         due = time.perf_counter() - self.saved_at >= 60 * self.config.checkpoint_minutes
         if self.world.writes and (due or now):
-            save_checkpoint(self.run, self.state.step, self.state.to_dict(), self._tensors())
+            save_checkpoint(self.run, self.state.step, asdict(self.state), self._tensors())
             self.saved_at = time.perf_counter()
 
     def _tensors(self) -> dict[str, Tensor]:
-        tensors = {f"average.{name}": value for name, value in self.average.items()}
-        state = self.task.network.state_dict()
-        tensors |= {f"network.{name}": value for name, value in state.items()}
-        for name, parameter in self.task.network.named_parameters():
+        tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
+        if self.average is not None:
+            tensors["average"] = self.average.n_averaged
+            for name, value in self.average.module.named_parameters():
+                tensors[f"average.{name}"] = value.detach()
+        for name, parameter in self.network.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
         return tensors
 
     def resume(self) -> bool:
-        """Goes back to the newest whole checkpoint; False if there is none."""
+        """Goes on from the newest checkpoint, if there is one."""
         found = load_checkpoint(self.run)
         if found is None:
             return False
-        network = self.task.network
         try:
-            network.load_state_dict(
-                {name: found.tensors[f"network.{name}"] for name in network.state_dict()}
-            )
-            with torch.no_grad():
-                for name, parameter in network.named_parameters():
-                    self.average[name].copy_(found.tensors[f"average.{name}"])
-                    self.optimizer.state[parameter] = {
-                        # AdamW counts its steps on the CPU.
-                        key: value.clone() if key == "step" else value.to(parameter.device)
-                        for key in ("step", "exp_avg", "exp_avg_sq")
-                        if (value := found.tensors.get(f"optimizer.{key}.{name}")) is not None
-                    }
+            self._load(found.tensors)
             self.state = State.of(found.state)
         except (KeyError, TypeError, RuntimeError) as error:
             raise ArtefactError(
@@ -281,13 +383,59 @@ class Trainer:
         self.log.rewind(self.state.step, self.state.tokens)
         return True
 
+    def _load(self, tensors: dict[str, Tensor]) -> None:
+        names = self.network.state_dict()
+        self.network.load_state_dict({name: tensors[f"network.{name}"] for name in names})
+        if self.average is not None:
+            self.average.n_averaged.copy_(tensors["average"])
+            with torch.no_grad():
+                for name, value in self.average.module.named_parameters():
+                    value.copy_(tensors[f"average.{name}"])
+        for name, parameter in self.network.named_parameters():
+            self.optimizer.state[parameter] = {
+                # AdamW counts its steps on the CPU.
+                key: value.clone() if key == "step" else value.to(parameter.device)
+                for key in ("step", "exp_avg", "exp_avg_sq")
+                if (value := tensors.get(f"optimizer.{key}.{name}")) is not None
+            }
+
+
+def _averaged(network: Trainable, decay: float) -> AveragedModel:
+    """An exponential moving average of the weights, quicker in the first steps: it would otherwise
+    be mostly the random start."""
+
+    def update(average: Any, current: Any, count: Tensor | int) -> None:
+        own = min(decay, (1 + int(count)) / (10 + int(count)))
+        for mean, value in zip(average, current, strict=True):
+            mean.lerp_(value, 1 - own)
+
+    average = AveragedModel(network, multi_avg_fn=torch.no_grad()(update))
+    # Buffers are data, not learned: shared with the network instead of copied at every step.
+    for (_, copied), (name, buffer) in zip(
+        average.module.named_buffers(), network.named_buffers(), strict=True
+    ):
+        if copied is not None:
+            owner, _, attribute = name.rpartition(".")
+            setattr(average.module.get_submodule(owner), attribute, buffer)
+    return average
+
+
+def _last_items(train: Sequences) -> Holdout:
+    """Every training sequence's last item as a question: how well training items are known."""
+    rows = np.flatnonzero(train.lengths > 1)
+    if not len(rows):
+        rows = np.flatnonzero(train.lengths)
+    chosen = train.select(rows)
+    last = chosen.places == np.repeat(chosen.lengths - 1, chosen.lengths)
+    return Holdout(rows, chosen.keep(~last), chosen.values[last][:, None])
+
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Ctrl-C is heard between steps, where what a checkpoint says is true; a second one at once."""
+    """Delays the first Ctrl-C to the end of a step, where a checkpoint is consistent."""
     heard, before = threading.Event(), signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
-        yield heard  # not for this thread, or, as in the background, not for this process
+        yield heard  # signals do not reach this thread, or are ignored, as in the background
         return
 
     def hear(*_: object) -> None:
@@ -301,26 +449,8 @@ def _interrupts() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-class _Forward(nn.Module):
-    """The loss as a module's forward: what DistributedDataParallel knows how to wrap."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.network = task.network
-        self._loss = task.loss
-
-    def forward(self, piece: Any) -> Tensor:
-        return self._loss(piece)
-
-
-def _copy(values: dict[str, Tensor], network: nn.Module) -> None:
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            parameter.copy_(values[name])
-
-
 def _mix(*numbers: int) -> int:
-    """One seed of several; neighbouring steps get unrelated ones."""
+    """Hashes numbers into one seed; neighbouring steps get unrelated ones."""
     mixed = 0x9E3779B97F4A7C15
     for number in numbers:
         mixed = (mixed ^ number) * 0xBF58476D1CE4E5B9 % 2**64
@@ -328,17 +458,8 @@ def _mix(*numbers: int) -> int:
     return mixed % 2**63
 
 
-def _check(config: LoopConfig) -> None:
-    for name, least in (
-        ("steps", 1), ("minutes", 0), ("token_budget", 1), ("accumulate", 1), ("learning_rate", 0),
-        ("warmup", 0), ("weight_decay", 0), ("clip", 0), ("ema", 0), ("validations", 1),
-        ("validation_users", 1), ("patience", 0), ("checkpoint_minutes", 0),
-    ):  # fmt: skip
-        value = getattr(config, name)
-        if not value >= least or not math.isfinite(value):
-            raise RequestError(f"{name} is {value}; it must be {least} or more")
-    for name in ("warmup", "ema"):
-        if getattr(config, name) >= 1:
-            raise RequestError(f"{name} is {getattr(config, name)}; it must be below 1")
-    if config.clip == 0:
-        raise RequestError("clip is 0, which leaves no gradient; it must be above 0")
+def _plot(run: Path) -> None:
+    try:
+        draw(run)
+    except RequestError as error:
+        print(f"note: {error}", file=sys.stderr)  # a run without a plot is still a run

@@ -1,4 +1,4 @@
-"""What a run says of itself: a progress bar, log.csv, TensorBoard where installed, a picture."""
+"""The log of a run: a progress bar, log.csv, TensorBoard where it is installed."""
 
 from __future__ import annotations
 
@@ -10,24 +10,39 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
 from maskgr.artefact import write_file
-
-if TYPE_CHECKING:
-    from maskgr.training.fit import State
+from maskgr.training.batches import Place
 
 COLUMNS = (
     "step", "epoch", "seconds", "tokens", "loss", "learning_rate", "gradient_norm",
-    "tokens_per_second", "bound", "recall@10", "generative_recall@10", "dense_recall@10",
+    "tokens_per_second", "recall@10", "bound", "training_recall@10", "training_bound",
 )  # fmt: skip
 EVERY = 10  # steps between rows: reading a loss makes an accelerator wait
 
 
+class State(Protocol):
+    """Where training stands, as `maskgr.training.fit.State` knows it."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def place(self) -> Place: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def best_step(self) -> int: ...
+
+
 class RunLog:
-    """Rows of numbers, as they come; silent in every process but the writing one."""
+    """Writes rows of numbers; silent in every process but the writing one."""
 
     def __init__(
         self,
@@ -80,7 +95,7 @@ class RunLog:
         self._row(state, found)
 
     def rewind(self, step: int, tokens: int = 0) -> None:
-        """Forgets what came after `step`, and so many tokens: it will be told again."""
+        """Drops the rows after `step`: a resumed run, with `tokens` behind it, writes them again."""
         self._clock = (time.perf_counter(), tokens)
         if self.writes:
             rows = [row for row in read_log(self.run) if row["step"] <= step]

@@ -15,8 +15,6 @@ from maskgr.models.maskgr.noise import (
     mask_items,
     mask_last_item,
     mask_tokens,
-    posterior,
-    reverse_step,
     stratified_levels,
 )
 
@@ -104,31 +102,6 @@ def test_only_the_last_item_is_masked_and_history_stays_clean() -> None:
     for _ in range(50):
         masked, _ = mask_last_item(stratified_levels(2, source), SEQUENCES, 2, source)
         assert not masked[2:4].any()
-
-
-@given(st.floats(0.05, 1), st.floats(0, 1))
-def test_posterior_is_bayes_rule(t: float, fraction: float) -> None:
-    # The forward process masks a token at a uniform moment: p(masked at s) = s, and what is masked
-    # at s is masked at t > s. Bayes: p(masked at s | masked at t) = p(t | s) p(s) / p(t).
-    s = fraction * t
-    masked_at_t_given_clean_at_s = (t - s) / (1 - s) if s < 1 else 0.0
-    stays = 1 * s / t
-    reveals = masked_at_t_given_clean_at_s * (1 - s) / t
-    assert posterior(s, t) == (pytest.approx(stays), pytest.approx(reveals, abs=1e-12))
-
-
-def test_posterior_refuses_to_go_backwards() -> None:
-    with pytest.raises(ValueError, match="down to"):
-        posterior(0.6, 0.5)
-
-
-def test_reverse_steps_undo_the_forward_process() -> None:
-    source = generator()
-    masked = mask_tokens(torch.tensor([0.8]), torch.zeros(40_000, dtype=torch.int64), source)
-    at_half = reverse_step(masked, 0.5, 0.8, source)
-    assert not (at_half & ~masked).any()
-    share_is(at_half, 0.5)
-    assert not reverse_step(at_half, 0.0, 0.5, source).any()
 
 
 def batch(sequences: int, items: int) -> torch.Tensor:

@@ -1,11 +1,10 @@
-"""The network as decoding asks for it: histories encoded once, or again for every beam.
+"""The paper's network as decoding asks for it: with or without a cache of the history.
 
 With `cache="off"` each beam and step encodes the whole sequence: exact for every network. With
 `cache="frozen"` the history's keys and values are kept from the first step, when the target was all
 masked, and later steps compute the target's few tokens alone. That is exact for a network trained
-with the attention `isolated` or `causal`, whose history never looks at the target; for one trained
-with `full` attention it is an approximation. A `causal` history is kept in any case: nothing that
-is asked of it later could change it.
+with `isolated` attention, whose history never looks at the target; for one trained with `full`
+attention it is an approximation.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ import torch
 from torch import Tensor
 
 from maskgr.data.sequences import Sequences
-from maskgr.models.causal import history_layout
-from maskgr.models.network import Network
+from maskgr.models.maskgr.network import Network
 from maskgr.nn.layout import Layout
-from maskgr.nn.transformer import Tap, causal_mask
+from maskgr.nn.transformer import Tap
 
 Cache = Literal["off", "frozen"]
 TOKENS = 65_536  # that go through the network at once
 
 
 class _Keep:
-    """A block's memory that remembers the history's keys and values, group by group."""
+    """A block's memory that keeps the history's keys and values, group by group."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -41,7 +39,7 @@ class _Keep:
 
 
 class _Recall:
-    """A block's memory that puts the history of each row before the row's own tokens."""
+    """A block's memory that puts the cached history of each row before the row's own tokens."""
 
     def __init__(self, kept: _Keep, picks: Sequence[tuple[int, Tensor]]) -> None:
         self.kept, self.picks = kept, picks
@@ -59,23 +57,19 @@ class Histories:
     """A batch of users' histories, shortest first, as a `maskgr.decoding.denoiser.Denoiser`."""
 
     def __init__(
-        self, network: Network, histories: Sequences, digits: Tensor, *, items: int, cache: Cache
+        self, network: Network, histories: Sequences, codes: Tensor, *, items: int, cache: Cache
     ) -> None:
-        """`digits` (items of the catalogue, m); `items`: how many are asked for together."""
-        network.eval()
+        """`codes` (items of the catalogue, levels); `items`: how many are predicted together."""
         self.network, self.items, self.cache = network, items, cache
-        device = digits.device
+        device = codes.device
         numbers = torch.from_numpy(histories.values).to(device).long()
         with torch.no_grad():
-            self.past = network.embed_history(digits[numbers], numbers)  # (items × unit, width)
-        had = torch.from_numpy(histories.lengths).to(device)  # (users,) items
-        self.lengths = had * network.unit + int(network.causal)  # in tokens
-        self.ends = (had + int(network.causal)) * network.digits  # the target's first position
-        self.offsets = torch.from_numpy(histories.offsets * network.unit).to(device)
+            self.past = network.embed_items(codes[numbers], numbers)  # (tokens, width)
+        self.lengths = torch.from_numpy(histories.lengths).to(device) * network.n_levels  # (users,)
+        self.offsets = torch.from_numpy(histories.offsets).to(device) * network.n_levels
         self.counts = np.unique(histories.lengths, return_counts=True)[1].tolist()
         self.kept: list[_Keep] = []
-        self.before: Tensor | None = None  # (users, width) what a causal target starts from
-        self.tapped: Tensor | None = None  # (users, …) what the dense head reads
+        self.tapped: Tensor | None = None  # (users × levels, width) what the dense head reads
         self.started: list[Tensor] | None = None
 
     @property
@@ -88,37 +82,29 @@ class Histories:
 
     @property
     def _target(self) -> int:
-        """Tokens of what is asked for."""
-        return self.items * self.network.digits
+        """Tokens of the items being predicted."""
+        return self.items * self.network.n_levels
 
     @torch.no_grad()
     def first(self) -> list[Tensor]:
-        if self.started is not None:  # asked again, by another search for the same users
-            return self.started
-        users = torch.arange(self.users, device=self.lengths.device)
-        shape = (self.users, self.items, self.network.digits)
-        masked = torch.full(shape, self.network.mask_token, device=users.device)
-        everything = torch.ones(shape, dtype=torch.bool, device=users.device)
-        if self.network.causal:
-            self._keep_history()
-            answers = self._cached(users, masked, everything)
-        else:
-            self.kept = self._fresh(self._target) if self.cache == "frozen" else []
+        if self.started is None:  # computed once, also for another search of the same users
+            users = torch.arange(self.users, device=self.lengths.device)
+            shape = (self.users, self.items, self.network.n_levels)
+            masked = torch.full(shape, self.network.mask_token, device=users.device)
+            everything = torch.ones(shape, dtype=torch.bool, device=users.device)
+            if self.cache == "frozen":
+                self.kept = [_Keep(self._target) for _ in self.network.encoder.blocks]
             answers = self._whole(users, masked, everything, self.kept or None, tap=True)
-        self.started = [answer.view(self.users, self.items, -1) for answer in answers]
+            self.started = [answer.view(self.users, self.items, -1) for answer in answers]
         return self.started
 
     @torch.no_grad()
     def queries(self) -> Tensor:
-        """(users, width of the items' vectors) the dense head's prediction of the next item."""
-        if self.tapped is None:
-            if self.network.causal:
-                self.tapped = self._history()[0].index_select(0, self.lengths.cumsum(0) - 1)
-            else:
-                self.first()
-        tapped = self.tapped
-        assert tapped is not None
-        found: Tensor = self.network.head(tapped.view(self.users, -1))
+        """(users, text width) the dense head's prediction of the next item."""
+        self.first()
+        assert self.tapped is not None
+        assert self.network.head is not None
+        found: Tensor = self.network.head(self.tapped.view(self.users, -1))
         return found
 
     @torch.no_grad()
@@ -131,36 +117,12 @@ class Histories:
         parts = [answer(user[rows], tokens[rows], wanted[rows]) for rows in self._portions(user)]
         return [torch.cat(level) for level in zip(*parts, strict=True)]
 
-    def _fresh(self, target: int) -> list[_Keep]:
-        return [_Keep(target) for _ in self.network.encoder.blocks]
-
     def _portions(self, user: Tensor) -> Iterator[slice]:
         """Rows that fit the token budget together; users ascend, and so do lengths."""
         past = int(self.lengths.max())
-        # Of a kept history every row copies the keys and values: about a quarter of a token.
+        # With a cache each row copies the history's keys and values: about a quarter of a token.
         step = max(1, TOKENS // (self._target + (past // 4 if self.kept else past)))
         return (slice(start, start + step) for start in range(0, len(user), step))
-
-    def _history(self) -> tuple[Tensor, Layout, list[Tensor | None]]:
-        """A causal history after its own layers, its layout and masks."""
-        network = self.network
-        layout = history_layout(self.lengths, network.digits, network.unit)
-        real = layout.positions > 0
-        units = torch.cat([network.start, self.past])
-        units = units.index_select(0, torch.where(real, real.cumsum(0), 0))
-        masks: list[Tensor | None] = [
-            causal_mask((length - 1) // network.unit + 1, network.unit, 0, units.device)
-            for _, length in layout.groups
-        ]
-        return network.encoder.history(units, layout, masks), layout, masks
-
-    def _keep_history(self) -> None:
-        """What a causal history is to the blocks that the target passes."""
-        units, layout, masks = self._history()
-        self.tapped = self.before = units.index_select(0, self.lengths.cumsum(0) - 1)
-        self.kept = self._fresh(0)
-        nothing = torch.empty(0, dtype=torch.int64, device=units.device)
-        self.network.encoder(units, layout, masks, nothing, self.kept)
 
     def _whole(
         self,
@@ -180,16 +142,16 @@ class Histories:
         in_target[place.flatten()] = True
         shift = self.offsets[user] - (ends - lengths)  # from the batch to the histories' tokens
         past = (~in_target).nonzero().squeeze(1)
-        embedded = self.past.new_empty((len(in_target), self.past.shape[1]))
+        embedded = self.past.new_empty((len(in_target), self.network.config.width))
         embedded[place.flatten()] = self.network.embed(target.flatten())
         embedded[past] = self.past[past + shift[layout.sequences[past]]]
         tapped = None
-        if tap and self.network.dense:
-            tapped = place[:, : self.network.digits].flatten()  # of the first item
+        if tap and self.network.head is not None:
+            tapped = place[:, : self.network.n_levels].flatten()  # of the first item
         return self._answer(embedded, layout, place.view_as(target), wanted, memories, tapped)
 
     def _cached(self, user: Tensor, target: Tensor, wanted: Tensor) -> list[Tensor]:
-        """The same from the targets alone and what is kept of the histories."""
+        """The same from the targets alone and the cached keys and values of the histories."""
         group = torch.repeat_interleave(torch.tensor(self.counts)).to(user.device)  # (users,)
         first = torch.tensor([0, *np.cumsum(self.counts)[:-1]], device=user.device)
         present, counts = torch.unique_consecutive(group[user], return_counts=True)
@@ -198,20 +160,13 @@ class Histories:
         within = torch.arange(self._target, device=user.device)
         layout = Layout(
             tuple((count, self._target) for count in counts.tolist()),
-            (self.ends[user][:, None] + within).flatten(),
+            (self.lengths[user][:, None] + within).flatten(),
             torch.arange(len(user), device=user.device).repeat_interleave(self._target),
         )
         place = torch.arange(target.numel(), device=user.device).view_as(target)
         memories = [_Recall(kept, picks) for kept in self.kept]
-        embedded = self._embed(user, target)
+        embedded = self.network.embed(target.flatten())
         return self._answer(embedded, layout, place, wanted, memories)
-
-    def _embed(self, user: Tensor, target: Tensor) -> Tensor:
-        """(tokens, width) what goes in of the `target` tokens (rows, items, m)."""
-        if self.before is None:
-            return self.network.embed(target.flatten())
-        before = self.before[user].repeat_interleave(self.items, 0)
-        return self.network.embed_copies(target.flatten(), before)
 
     def _answer(
         self,
@@ -222,8 +177,9 @@ class Histories:
         memories: Sequence[_Keep] | Sequence[_Recall] | None,
         tapped: Tensor | None = None,
     ) -> list[Tensor]:
-        """Level by level log-probabilities at the `place` (rows, items, m) of what is wanted."""
-        rows = [place[:, :, level][wanted[:, :, level]] for level in range(self.network.digits)]
+        """Level by level log-probabilities at the `place` (rows, items, m) of the digits wanted."""
+        n_levels = self.network.n_levels
+        rows = [place[:, :, level][wanted[:, :, level]] for level in range(n_levels)]
         past = [0] * len(layout.groups)
         if memories and isinstance(memories[0], _Recall):
             past = [self.kept[0].groups[where][0].shape[2] for where, _ in memories[0].picks]

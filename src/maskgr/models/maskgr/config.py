@@ -1,0 +1,120 @@
+"""The settings of MaskGR's two forms: ours, and the paper's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from maskgr.decoding.config import DecodingConfig
+from maskgr.errors import RequestError
+from maskgr.nn.transformer import TransformerConfig
+from maskgr.sids.config import SidsConfig
+
+
+@dataclass(frozen=True)
+class MaskGRConfig:
+    """MaskGR as we have it: a catalogue-normalised denoiser on top of a SASRec."""
+
+    transformer: TransformerConfig = field(default_factory=TransformerConfig)
+    """The history's encoder."""
+    text: bool = True
+    """Item vectors are made of the items' texts, not of their IDs alone."""
+    repeat_bias: bool = True
+    """Learn how much more, or less, likely the items of a history are to come again."""
+    neighbours: int = 128
+    """Neighbours kept of each item, which score higher after it; 0 keeps none."""
+    loss: Literal["softmax", "sampled"] = "softmax"
+    """Cross-entropy over all items, or over sampled ones, for catalogues above a million."""
+    negatives: int = 1024
+    """Items that a batch is contrasted with where the loss is `sampled`."""
+    denoiser_share: float = 0.2
+    """Share of the training that goes to the denoiser, after the history's encoder; semantic IDs
+    are made of the item vectors in between."""
+    sids: SidsConfig = field(default_factory=SidsConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+
+    def __post_init__(self) -> None:
+        if self.neighbours < 0:
+            raise RequestError(f"neighbours is {self.neighbours}; use 0 or more")
+        if not 0 < self.denoiser_share < 1:
+            raise RequestError(
+                f"denoiser_share is {self.denoiser_share}; use a share above 0 and below 1"
+            )
+
+
+@dataclass(frozen=True)
+class NetworkConfig(TransformerConfig):
+    """The paper's bidirectional encoder (Section 3.1)."""
+
+    attention: Literal["full", "isolated"] = "full"
+    """Everything sees everything (paper), or the history does not see the item being predicted:
+    then its keys and values can be cached exactly."""
+    logits: Literal["level", "vocabulary"] = "level"
+    """Probabilities run over the level's own codes, or over those of all levels (paper)."""
+
+
+@dataclass(frozen=True)
+class DenseConfig:
+    """Text as an input, and the head that predicts the next item's embedding (Section 3.3)."""
+
+    head: bool = False
+    """Whether there is one."""
+    layer: int = 0
+    """The head reads the hidden states after this many layers; 0 is the last."""
+    hidden: int = 256
+    """Entries between the two maps of the head."""
+    rank: int = 32
+    """Rank of each map, kept as two factors; 0 is full rank."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("layer", 0), ("hidden", 1), ("rank", 0)):
+            if getattr(self, name) < least:
+                raise RequestError(
+                    f"dense.{name} is {getattr(self, name)}; it must be {least} or more"
+                )
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """Which tokens are masked in training, and what a masked digit may be (Section 3.1)."""
+
+    masking: Literal["diffusion", "fixed"] = "diffusion"
+    """A noise level drawn for each sequence (paper), or the same for all (BERT4Rec)."""
+    fixed_ratio: float = 0.15
+    """The noise level where masking is fixed."""
+    last_item_share: float = 0.0
+    """Share of sequences in which only digits of the last item are masked: what inference meets."""
+    whole_item: float = 0.0
+    """Share of the other sequences in which items are masked whole or not at all (the paper's
+    beta, where there is a dense head)."""
+    catalogue_aware: bool = False
+    """A digit's softmax runs over the codes that some item with the revealed digits has."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fixed_ratio <= 1:
+            raise RequestError(
+                f"objective.fixed_ratio is {self.fixed_ratio}; use above 0, and 1 at most"
+            )
+        for name in ("last_item_share", "whole_item"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RequestError(
+                    f"objective.{name} is {getattr(self, name)}; it is a share, from 0 to 1"
+                )
+
+
+@dataclass(frozen=True)
+class PaperConfig:
+    """MaskGR as in the paper: a bidirectional encoder, independent digits."""
+
+    sids: SidsConfig = field(default_factory=SidsConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    dense: DenseConfig = field(default_factory=DenseConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+
+    def __post_init__(self) -> None:
+        if self.dense.layer > self.network.layers:
+            raise RequestError(
+                f"dense.layer is {self.dense.layer} in a network of {self.network.layers} layers; "
+                f"use 0 to {self.network.layers}"
+            )

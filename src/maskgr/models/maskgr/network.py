@@ -1,0 +1,163 @@
+"""The paper's network f (Section 3.1): token embeddings, a bidirectional encoder, logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from maskgr.models.maskgr.config import DenseConfig, NetworkConfig
+from maskgr.models.maskgr.dense import DenseHead, TextInput
+from maskgr.nn.layout import Layout
+from maskgr.nn.transformer import Dropout, Encoder, Memory, Tap, isolated_mask
+
+
+class Denoised(NamedTuple):
+    """Hidden states of a noisy batch."""
+
+    digits: Tensor  # (rows, width) of the masked digits that were asked for
+    queries: Tensor | None  # (predicted, text width) of the dense head, where there is one
+    predicted: Tensor | None  # (predicted,) the wholly masked items, which the queries are for
+
+
+class Network(nn.Module):
+    """Noisy token sequences in, probabilities of the masked digits out.
+
+    A token is (level, code), numbered level by level; `[MASK]` is the last number. Token embeddings
+    are tied: the table that tokens enter through is the one that they are scored with.
+    """
+
+    def __init__(
+        self,
+        config: NetworkConfig,
+        sizes: Sequence[int],
+        dense: DenseConfig | None = None,
+        embeddings: Tensor | None = None,
+    ) -> None:
+        """`sizes`: the codes of each level; `embeddings` (items, any): of the items' texts, which
+        a dense head needs."""
+        super().__init__()
+        self.config, self.dense_config = config, dense or DenseConfig()
+        self.sizes = tuple(sizes)
+        self.starts = (0, *accumulate(self.sizes))  # of each level's tokens, and of [MASK]
+        self.tokens = nn.Embedding(self.mask_token + 1, config.width)
+        self.bias = nn.Parameter(torch.zeros(self.mask_token))
+        self.dropout = Dropout(config.dropout)
+        self.encoder = Encoder(config)
+        nn.init.normal_(self.tokens.weight, std=config.width**-0.5)
+        self.text: TextInput | None = None
+        self.head: DenseHead | None = None
+        if self.dense_config.head:
+            assert embeddings is not None
+            self.text = TextInput(config.width, self.n_levels, embeddings)
+            self.head = DenseHead(self.dense_config, self.n_levels * config.width, embeddings)
+
+    @property
+    def n_levels(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def mask_token(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def tap_layer(self) -> int:
+        """The layer after which the dense head reads the hidden states."""
+        return self.dense_config.layer or self.config.layers
+
+    def tokenise(self, codes: Tensor) -> Tensor:
+        """(items, levels) codes -> (tokens,) token numbers, item after item."""
+        starts = torch.tensor(self.starts[:-1], device=codes.device)
+        return (codes + starts).flatten()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(tokens, width). The table is small enough for logits, so its rows are scaled up here."""
+        rows: Tensor = self.tokens(tokens)
+        return rows * math.sqrt(self.config.width)
+
+    def embed_items(self, codes: Tensor, numbers: Tensor) -> Tensor:
+        """(tokens, width) of wholly visible items, their text included."""
+        embedded = self.embed(self.tokenise(codes))
+        return embedded if self.text is None else embedded + self.text(numbers)
+
+    def denoise(
+        self, codes: Tensor, masked: Tensor, layout: Layout, rows: Tensor, numbers: Tensor
+    ) -> Denoised:
+        """Hidden states of the tokens `rows` of a batch whose `masked` (tokens,) are hidden.
+
+        `codes` (items, levels) and `numbers` (items,) are the items of all sequences, in order.
+        """
+        noisy = self.tokenise(codes).masked_fill(masked, self.mask_token)
+        embedded = self.embed(noisy)
+        by_item = masked.view_as(codes)
+        if self.text is not None:
+            # A partly masked item must not leak its masked digits through its text.
+            visible = (~by_item.any(1)).nonzero().squeeze(1)
+            text = self.text(numbers[visible]).view(len(visible), -1)
+            spread = text.new_zeros(len(codes), text.shape[1])
+            embedded = embedded + spread.index_add(0, visible, text).view_as(embedded)
+        if self.head is None:
+            return Denoised(self.encode(embedded, layout, rows)[0], None, None)
+        predicted = by_item.all(1).nonzero().squeeze(1)
+        within = torch.arange(self.n_levels, device=codes.device)
+        tap = Tap(self.tap_layer, (predicted[:, None] * self.n_levels + within).flatten())
+        hidden, tapped = self.encode(embedded, layout, rows, tap=tap)
+        assert tapped is not None
+        return Denoised(hidden, self.head(tapped.view(len(predicted), -1)), predicted)
+
+    def encode(
+        self,
+        embedded: Tensor,
+        layout: Layout,
+        rows: Tensor | None = None,
+        target_items: int = 1,
+        *,
+        memories: Sequence[Memory] | None = None,
+        past: Sequence[int] | None = None,
+        tap: Tap | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(tokens, width) hidden states, or (rows, width) of the tokens `rows` alone; and those
+        that the tap asks for.
+
+        With `isolated` attention the history does not see the last `target_items` items. With
+        `memories` (one a block), `past` says how many cached tokens precede each group's.
+        """
+        masks: list[Tensor | None] = [None] * len(layout.groups)
+        if self.config.attention == "isolated":
+            before = past or [0] * len(layout.groups)
+            target = target_items * self.n_levels
+            masks = [
+                isolated_mask(skip + length, target, embedded.device)[skip:]
+                for (_, length), skip in zip(layout.groups, before, strict=True)
+            ]
+        found: tuple[Tensor, Tensor | None] = self.encoder(
+            self.dropout(embedded), layout, masks, rows, memories, tap
+        )
+        return found
+
+    def log_probs(self, hidden: Tensor, level: int, allowed: Tensor | None = None) -> Tensor:
+        """(rows, codes) log-probabilities of `level`'s codes, in float32.
+
+        With logits = "vocabulary" (the paper) the tokens of all levels share the mass, so a
+        level's codes have somewhat less than 1 of it. With `allowed` (rows, codes) the softmax
+        runs over these codes alone, and all others have -inf.
+        """
+        start, stop = self.starts[level], self.starts[level + 1]
+        if allowed is None and self.config.logits == "vocabulary":
+            return self._logits(hidden, 0, self.mask_token).log_softmax(-1)[:, start:stop]
+        logits = self._logits(hidden, start, stop)
+        if allowed is not None:
+            logits = logits.masked_fill(~allowed, -torch.inf)
+        return logits.log_softmax(-1)
+
+    def _logits(self, hidden: Tensor, start: int, stop: int) -> Tensor:
+        """(rows, stop - start) of these tokens. Autocast is off: a logit rounded to bfloat16 is
+        off by up to 0.4 %, a large part of the difference between two codes."""
+        table, bias = self.tokens.weight[start:stop], self.bias[start:stop]
+        with torch.autocast(hidden.device.type, enabled=False):
+            return functional.linear(hidden.float(), table.float(), bias.float())

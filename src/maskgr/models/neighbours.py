@@ -1,0 +1,170 @@
+"""Item-to-item neighbours: the items that came soon after those of a history.
+
+As a model it is a floor that costs seconds. MaskGR uses the same table as a memory beside its
+network: a network of few numbers generalises, and forgets which single item followed which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from maskgr.data.dataset import Dataset
+from maskgr.data.sequences import Sequences
+from maskgr.data.splits import Split
+from maskgr.errors import ArtefactError, RequestError
+from maskgr.evaluation.ranking import Query, Ranked
+from maskgr.models.base import TrainConfig
+from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.training.fit import FitConfig
+from maskgr.training.workspace import Workspace
+
+SPAN = 3  # places after an item that count as following it, each half as much as the one before
+RECENT = 5  # items at a history's end that are asked, each half as much as the one after it
+FLOOR = 0.01  # strength at which a neighbour starts to matter
+CHUNK = 1024  # users at once
+FILE = "neighbours.safetensors"
+
+
+@dataclass(frozen=True)
+class NeighboursConfig:
+    most: int = 128
+    """Neighbours kept of each item."""
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise RequestError(f"most is {self.most}; keep 1 neighbour of an item or more")
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The strongest neighbours of every item, best first.
+
+    A strength is how often one item followed the other, over the square root of both their counts.
+    """
+
+    about: ClassVar = "items that came soon after the last ones of the history"
+    needs: ClassVar = "nothing"
+    Config: ClassVar[type[Any]] = NeighboursConfig
+    supports_ddp: ClassVar = False
+    presets: ClassVar[Mapping[str, TrainConfig]] = {
+        "cpu": TrainConfig("neighbours", NeighboursConfig(), FitConfig())
+    }
+    items: npt.NDArray[np.int32]  # (items, most) -1 where there are no more
+    strengths: npt.NDArray[np.float32]  # (items, most) 0 where there are no more
+    counts: npt.NDArray[np.int64]  # (items,) training events
+
+    @classmethod
+    def count(cls, histories: Sequences, n_items: int, most: int) -> Self:
+        """Counts which item followed which in the training `histories`."""
+        counts = np.bincount(histories.values, minlength=n_items)
+        pairs, shares = [], []
+        for gap in range(1, SPAN + 1):
+            first, then = histories.values[:-gap], histories.values[gap:]
+            together = (histories.places[gap:] >= gap) & (first != then)
+            pairs.append(first[together] * np.int64(n_items) + then[together])
+            shares.append(np.full(len(pairs[-1]), 0.5 ** (gap - 1)))
+        found, which = np.unique(np.concatenate(pairs), return_inverse=True)
+        owners, others = np.divmod(found, n_items)
+        strengths = np.bincount(which, np.concatenate(shares)) / np.sqrt(
+            (counts[owners] + 1.0) * (counts[others] + 1.0)
+        )
+        order = np.lexsort((others, -strengths, owners))
+        owners, others, strengths = owners[order], others[order], strengths[order]
+        rank = np.arange(len(owners)) - np.searchsorted(owners, owners)
+        kept = rank < most
+        items = np.full((n_items, most), -1, dtype=np.int32)
+        values = np.zeros((n_items, most), dtype=np.float32)
+        items[owners[kept], rank[kept]] = others[kept]
+        values[owners[kept], rank[kept]] = strengths[kept]
+        return cls(items, values, counts.astype(np.int64))
+
+    def after(self, histories: Sequences) -> tuple[Sequences, npt.NDArray[np.float32]]:
+        """The neighbours of each history's last items, and (values,) how strongly they follow.
+
+        Strengths add up over the last items and count as log(1 + strength / FLOOR).
+        """
+        ages = np.arange(RECENT)
+        row, age = (histories.lengths[:, None] > ages).nonzero()
+        source = histories.values[histories.offsets[1:][row] - 1 - age]
+        strengths = self.strengths[source] * (0.5**age)[:, None]  # (recent items, most)
+        pair, rank = (strengths > 0).nonzero()
+        keys = row[pair] * np.int64(len(self.items)) + self.items[source[pair], rank]
+        found, which = np.unique(keys, return_inverse=True)
+        totals = np.bincount(which, strengths[pair, rank], minlength=len(found))
+        owners, others = np.divmod(found, len(self.items))
+        lengths = np.bincount(owners, minlength=len(histories))
+        values = np.log1p(totals / FLOOR).astype(np.float32)
+        return Sequences.from_lengths(others.astype(np.int32), lengths), values
+
+    def rank(self, query: Query) -> Ranked:
+        """Neighbours first, then the rest of the catalogue by popularity."""
+        users, n_items = len(query.histories), len(self.items)
+        items = np.full((users, query.top), -1, dtype=np.int32)
+        scores = np.full((users, query.top), -np.inf, dtype=np.float32)
+        popular = np.log1p(self.counts) / np.log1p(self.counts.sum() + 1)  # below any neighbour
+        for start in range(0, users, CHUNK):
+            rows = np.arange(start, min(start + CHUNK, users))
+            part = query.select(rows)
+            total = np.tile(popular * 1e-3, (len(rows), 1))  # (rows, items)
+            found, values = self.after(part.histories)
+            total[found.owners, found.values] += values
+            total -= np.log(np.exp(total).sum(1, keepdims=True))
+            if part.allowed is not None:
+                total[:, ~part.allowed] = -np.inf
+            if part.excluded is not None:
+                total[part.excluded.owners, part.excluded.values] = -np.inf
+            best = np.argsort(-total, axis=1, kind="stable")[:, : min(query.top, n_items)]
+            values = np.take_along_axis(total, best, axis=1).astype(np.float32)
+            items[rows, : best.shape[1]] = np.where(np.isfinite(values), best, -1)
+            scores[rows, : best.shape[1]] = values
+        return Ranked(items, scores)
+
+    @classmethod
+    def learn(
+        cls,
+        data: Dataset,
+        split: Split,
+        config: TrainConfig,
+        work: Workspace,
+        sids: SemanticIds | None = None,
+    ) -> Self:
+        if sids is not None:
+            raise RequestError("neighbours has no use for semantic IDs; leave --sids out")
+        return cls.count(split.train, len(data.items), config.model.most)
+
+    def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> Neighbours:
+        """New items, which followed nothing yet."""
+        shape = (len(items), self.items.shape[1])
+        return Neighbours(
+            np.concatenate([self.items, np.full(shape, -1, dtype=np.int32)]),
+            np.concatenate([self.strengths, np.zeros(shape, dtype=np.float32)]),
+            np.concatenate([self.counts, np.zeros(len(items), dtype=np.int64)]),
+        )
+
+    def save(self, folder: Path) -> None:
+        save_file(
+            {"items": self.items, "strengths": self.strengths, "counts": self.counts},
+            folder / FILE,
+        )
+
+    @classmethod
+    def load(cls, folder: Path, config: TrainConfig | None = None) -> Self:
+        file = folder / FILE
+        try:
+            found = load_file(file)
+            table = cls(found["items"], found["strengths"], found["counts"])
+            size, fits = len(table.counts), table.items.shape == table.strengths.shape
+            if not fits or len(table.items) != size or table.items.max(initial=-1) >= size:
+                raise ValueError("its tables do not fit together")
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise ArtefactError(f"{file} is damaged ({error}); train again") from error
+        return table

@@ -1,0 +1,366 @@
+"""SASRec (Kang and McAuley, 2018): a causal transformer over items predicts the next one.
+
+Every position of a history predicts the item that follows. An item's vector, input and output
+alike, is made of its ID, or of its ID and its text. The loss is the cross-entropy over the whole
+catalogue, the same with sampled negatives (log-q corrected, for catalogues of millions), or, as
+published, a binary cross-entropy with one random negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+from torch import Tensor, nn
+
+from maskgr.data.dataset import Dataset
+from maskgr.data.sequences import Sequences
+from maskgr.data.splits import Holdout, Split
+from maskgr.devices import pick_device
+from maskgr.errors import RequestError
+from maskgr.evaluation.metrics import recall
+from maskgr.evaluation.ranking import Query, Ranked
+from maskgr.models.base import TrainConfig
+from maskgr.nn.item_vectors import ItemVectors
+from maskgr.nn.layout import Layout
+from maskgr.nn.scoring import best_items
+from maskgr.nn.softmax import (
+    Bonus,
+    NegativeSampler,
+    binary_cross_entropy,
+    catalogue_cross_entropy,
+    sampled_cross_entropy,
+)
+from maskgr.nn.transformer import Dropout, Encoder, TransformerConfig, causal_mask
+from maskgr.nn.weights import load_weights, save_weights
+from maskgr.sids.config import EncoderConfig
+from maskgr.sids.item_text import ItemText
+from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.training.fit import Batch, FitConfig, Trainable, fit
+from maskgr.training.workspace import Workspace
+
+RANK_TOKENS = 16_384  # items of the histories that are encoded at once
+WEIGHTS = "network.safetensors"
+
+
+@dataclass(frozen=True)
+class SASRecConfig:
+    transformer: TransformerConfig = field(default_factory=TransformerConfig)
+    loss: Literal["softmax", "sampled", "bce"] = "softmax"
+    """Cross-entropy over all items, over sampled ones, or binary with one negative (published)."""
+    negatives: int = 1024
+    """Items that a batch is contrasted with where the loss is `sampled`."""
+    text: bool = False
+    """Item vectors are made of the items' texts too."""
+    repeat_bias: bool = False
+    """Learn how much more, or less, likely the items of a history are to come again."""
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    """How texts become vectors."""
+
+    def __post_init__(self) -> None:
+        if self.negatives < 1:
+            raise RequestError(f"negatives is {self.negatives}; use 1 or more")
+        if self.repeat_bias and self.loss != "softmax":
+            raise RequestError(
+                f"repeat_bias goes with loss=softmax, not with {self.loss}; leave one out"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class NegativeBatch(Batch):
+    """A batch with the items that it is contrasted with."""
+
+    negatives: Tensor  # sampled: (draws,) for all; bce: (items,) one for each item of the batch
+
+    def part(self, rows: np.ndarray) -> Batch:
+        chosen = super().part(rows)
+        if len(self.negatives) != len(self.sequences.values):
+            return chosen
+        starts = self.sequences.offsets[:-1][rows]
+        within = chosen.sequences.places + np.repeat(starts, chosen.sequences.lengths)
+        return replace(chosen, negatives=self.negatives[torch.from_numpy(within)])
+
+
+class SASRec(Trainable):
+    """The network, and the model: it is trained by `fit` and ranks items."""
+
+    about: ClassVar = "causal transformer over item IDs, or IDs and text"
+    needs: ClassVar = "nothing; item text where text=true"
+    Config: ClassVar[type[Any]] = SASRecConfig
+    supports_ddp: ClassVar = True
+    presets: ClassVar[Mapping[str, TrainConfig]]
+
+    def __init__(
+        self,
+        config: SASRecConfig,
+        counts: npt.NDArray[np.int64],
+        embeddings: Tensor | None = None,
+        history_limit: int = 20,
+    ) -> None:
+        """`counts` (items,): training events of each item, from which negatives are drawn."""
+        super().__init__()
+        self.config, self.history_limit, self.counts = config, history_limit, counts
+        self.text: ItemText | None = None
+        width = config.transformer.width
+        self.items = ItemVectors(width, len(counts), embeddings)
+        self.start = nn.Parameter(torch.randn(1, width))
+        self.dropout = Dropout(config.transformer.dropout)
+        self.encoder = Encoder(config.transformer)
+        self.query = nn.Linear(width, width)
+        nn.init.eye_(self.query.weight)  # a history first asks for what is like its last item
+        nn.init.zeros_(self.query.bias)
+        self.repeat = nn.Parameter(torch.zeros(())) if config.repeat_bias else None
+        self._sampler = NegativeSampler(torch.from_numpy(counts), config.negatives)
+        self._table: Tensor | None = None  # (items, width) while in evaluation mode
+
+    @property
+    def width(self) -> int:
+        return self.config.transformer.width
+
+    @property
+    def device(self) -> torch.device:
+        return self.start.device
+
+    def train(self, mode: bool = True) -> Self:
+        self._table = None
+        return super().train(mode)
+
+    def encode(self, histories: Sequences) -> tuple[Tensor, Layout]:
+        """(tokens, width) hidden states of a start token and the items of each history, shortest
+        first: the state at a token predicts the item after it."""
+        layout = Layout.of((histories.lengths + 1).tolist(), self.device)
+        items = self.items(torch.from_numpy(histories.values).to(self.device).long())
+        is_item = layout.positions > 0
+        place = torch.where(is_item, is_item.cumsum(0), 0)
+        embedded = torch.cat([self.start, items]).index_select(0, place)
+        masks = [causal_mask(length, self.device) for _, length in layout.groups]
+        hidden, _ = self.encoder(self.dropout(embedded), layout, masks)
+        return hidden, layout
+
+    def queries(self, hidden: Tensor) -> Tensor:
+        """(rows, width) whose products with item vectors are logits."""
+        found: Tensor = self.query(hidden) * self.width**-0.5
+        return found
+
+    def table(self) -> Tensor:
+        """(items, width) the vectors of the whole catalogue; kept while weights do not change."""
+        if self.training or torch.is_grad_enabled():
+            return self.items()
+        if self._table is None:
+            self._table = self.items()
+        return self._table
+
+    def prepare(self, sequences: Sequences, generator: torch.Generator) -> Batch:
+        weight, loss = float(len(sequences.values)), self.config.loss
+        if loss == "softmax":
+            return Batch(sequences, weight)
+        if loss == "sampled":
+            return NegativeBatch(sequences, weight, self._sampler.draw(generator))
+        drawn = torch.randint(len(self.counts) - 1, (len(sequences.values),), generator=generator)
+        targets = torch.from_numpy(sequences.values)
+        return NegativeBatch(sequences, weight, drawn + (drawn >= targets))  # never the target
+
+    def forward(self, batch: Batch) -> Tensor:
+        """() the summed loss of every item of the batch, given those before it."""
+        if not len(batch.sequences):  # more processes than sequences
+            return 0 * sum((p.sum() for p in self.parameters()), self.start.sum())
+        hidden, _ = self.encode(without_last(batch.sequences))
+        targets = torch.from_numpy(batch.sequences.values).to(self.device).long()
+        queries = self.queries(hidden)
+        if not isinstance(batch, NegativeBatch):
+            bonus = self.repeat_bonus(*earlier_items(batch.sequences))
+            return catalogue_cross_entropy(queries, self.items(), targets, bonus=bonus)
+        negatives = batch.negatives.to(self.device)
+        if self.config.loss == "bce":
+            return binary_cross_entropy(queries, self.items(targets), self.items(negatives))
+        return sampled_cross_entropy(
+            queries,
+            self.items(targets),
+            self.items(negatives),
+            log_q_negatives=self._sampler.log_q(negatives),
+            hits=targets[:, None] == negatives,
+        )
+
+    def repeat_bonus(
+        self, rows: npt.NDArray[np.int64], items: npt.NDArray[np.int64]
+    ) -> Bonus | None:
+        """The bias on the scores of `items` that were taken before, in the same `rows` (pairs,).
+
+        The parameter is scaled by sqrt(width): one number has far to go where nobody takes an
+        item twice, and a step of Adam moves it as little as each entry of a vector.
+        """
+        if self.repeat is None:
+            return None
+        values = (self.repeat * self.width**0.5).expand(len(rows))
+        owners, numbers = torch.from_numpy(rows), torch.from_numpy(items)
+        return Bonus(owners.to(self.device), numbers.to(self.device), values)
+
+    @property
+    def repeat_value(self) -> float:
+        """The learned repeat bias, 0 where there is none."""
+        return 0.0 if self.repeat is None else float(self.repeat.detach()) * self.width**0.5
+
+    def validate(self, holdout: Holdout) -> dict[str, float]:
+        top = min(10, len(self.counts))
+        ranked = self.rank(Query(holdout.histories, top)).items
+        return {"recall@10": float(recall(ranked, holdout.targets, 10).mean())}
+
+    @torch.no_grad()
+    def rank(self, query: Query) -> Ranked:
+        self.eval()
+        users = len(query.histories)
+        items = np.full((users, query.top), -1, dtype=np.int32)
+        scores = np.full((users, query.top), -np.inf, dtype=np.float32)
+        allowed = None
+        if query.allowed is not None and not query.allowed.all():
+            allowed = torch.from_numpy(query.allowed).to(self.device)
+        for rows in portions(query.histories, self.history_limit):
+            part = query.select(rows)
+            found, values = best_items(
+                self.queries(self.last_states(part.histories)),
+                self.table(),
+                query.top,
+                allowed=allowed,
+                excluded=part.excluded,
+                bonus=self.repeat_bonus(*distinct_pairs(part.histories)),
+            )
+            items[rows], scores[rows] = found.cpu().numpy(), values.cpu().numpy()
+        return Ranked(items, scores)
+
+    def last_states(self, histories: Sequences) -> Tensor:
+        """(users, width) the hidden state after each whole history, shortest first."""
+        hidden, layout = self.encode(histories.last(self.history_limit))
+        ends = torch.tensor([length for n, length in layout.groups for _ in range(n)]).cumsum(0)
+        return hidden.index_select(0, (ends - 1).to(self.device))
+
+    @classmethod
+    def learn(
+        cls,
+        data: Dataset,
+        split: Split,
+        config: TrainConfig,
+        work: Workspace,
+        sids: SemanticIds | None = None,
+    ) -> Self:
+        if sids is not None:
+            raise RequestError("sasrec has no use for semantic IDs; leave --sids out")
+        own: SASRecConfig = config.model
+        text = None
+        if own.text:
+            folder = work.once(
+                "text",
+                lambda path: ItemText.make(
+                    data, own.encoder, device=config.device, progress=work.progress
+                ).save(path),
+            )
+            text = ItemText.load(folder)
+        torch.manual_seed(config.seed)
+        counts = np.bincount(split.train.values, minlength=len(data.items))
+        embeddings = None if text is None else torch.from_numpy(text.embeddings)
+        model = cls(own, counts, embeddings, config.history_limit)
+        model.text = text
+        fit(model, split, config.fit, work, history_limit=config.history_limit, seed=config.seed)
+        return model.eval()
+
+    def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> SASRec:
+        """New items by their text; without text nothing is known of them."""
+        if self.text is None:
+            raise RequestError(
+                "a sasrec of item IDs alone knows nothing of new items; train one with text=true"
+            )
+        text = self.text.with_items(items, embeddings)
+        model = self.grown(torch.from_numpy(text.embeddings))
+        model.text = text
+        return model
+
+    def grown(self, embeddings: Tensor) -> SASRec:
+        """The same network for a larger catalogue; `embeddings` (items, any) has new ones last."""
+        added = len(embeddings) - len(self.counts)
+        counts = np.concatenate([self.counts, np.zeros(added, dtype=self.counts.dtype)])
+        state = self.state_dict()
+        own = state["items.own.weight"]
+        state["items.own.weight"] = torch.cat([own, own.new_zeros(added, own.shape[1])])
+        model = SASRec(self.config, counts, embeddings, self.history_limit).to(self.device)
+        model.load_state_dict(state)
+        return model.eval()
+
+    def save(self, folder: Path) -> None:
+        save_weights(self, folder / WEIGHTS)
+        np.save(folder / "counts.npy", self.counts)
+        if self.text is not None:
+            self.text.save(folder / "text")
+
+    @classmethod
+    def load(cls, folder: Path, config: TrainConfig) -> Self:
+        text = ItemText.load(folder / "text") if config.model.text else None
+        embeddings = None if text is None else torch.from_numpy(text.embeddings)
+        counts = np.load(folder / "counts.npy", allow_pickle=False)
+        model = cls(config.model, counts, embeddings, config.history_limit)
+        load_weights(model, folder / WEIGHTS)
+        model.text = text
+        return model.to(pick_device(config.device)).eval()
+
+
+def portions(histories: Sequences, limit: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Rows of similar length, shortest first, as many at once as the token budget has room for."""
+    lengths = np.minimum(histories.lengths, limit) + 1
+    order = np.argsort(lengths, kind="stable")
+    filled = np.cumsum(lengths[order]) // RANK_TOKENS
+    if len(order):
+        yield from np.split(order, np.flatnonzero(np.diff(filled)) + 1)
+
+
+def without_last(sequences: Sequences) -> Sequences:
+    """The sequences less their last items."""
+    return sequences.keep(sequences.places < np.repeat(sequences.lengths - 1, sequences.lengths))
+
+
+def earlier_items(
+    sequences: Sequences,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(pairs,) each place of the batch with every item before it in its sequence, once."""
+    places = sequences.places
+    later = np.repeat(np.arange(len(places)), places)
+    within = np.arange(len(later)) - np.repeat(np.cumsum(places) - places, places)
+    earlier = sequences.values[later - places[later] + within].astype(np.int64)
+    if sequences.repeats().any():
+        size = int(sequences.values.max()) + 1
+        later, earlier = np.divmod(np.unique(later * size + earlier), size)
+    return later, earlier
+
+
+def distinct_pairs(
+    sequences: Sequences,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(pairs,) each row with every item that it holds, once."""
+    once = sequences.keep(~sequences.repeats())
+    return once.owners, once.values.astype(np.int64)
+
+
+SASRec.presets = {
+    "tiny": TrainConfig(
+        "sasrec",
+        SASRecConfig(TransformerConfig(layers=1, width=32, heads=2, hidden=64)),
+        FitConfig(steps=200, token_budget=2048, learning_rate=3e-3, validations=4),
+    ),
+    "cpu": TrainConfig(
+        "sasrec",
+        SASRecConfig(TransformerConfig(layers=2, width=128, heads=2, hidden=256, dropout=0.5)),
+        FitConfig(minutes=20, token_budget=1600, learning_rate=1e-3),
+    ),
+    # As published: binary cross-entropy with one negative, two blocks, one head.
+    "published": TrainConfig(
+        "sasrec",
+        SASRecConfig(
+            TransformerConfig(layers=2, width=64, heads=1, hidden=64, dropout=0.5), loss="bce"
+        ),
+        FitConfig(minutes=20, token_budget=1600, learning_rate=1e-3, ema=0.0, weight_decay=0.0),
+        history_limit=50,
+    ),
+}
