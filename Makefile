@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: env demo test lint format bench clean
+.PHONY: env demo test lint format bench rooms clean
 
 env: $(VENV)/.ready
 
@@ -24,6 +24,7 @@ lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: env
 	$(BIN)/ruff check --fix .
@@ -31,6 +32,9 @@ format: env
 
 bench: env
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+
+rooms: env
+	$(BIN)/python docs/rooms.py
 
 clean:
 	rm -rf $(VENV) runs dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

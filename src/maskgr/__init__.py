@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from maskgr.data.dataset import Dataset as Dataset
     from maskgr.recommender import Recommender as Recommender
 
-__version__ = "0.1.0"
+from maskgr.version import __version__
 
 _PUBLIC = {"Dataset": "maskgr.data.dataset", "Recommender": "maskgr.recommender"}
 __all__ = ["Dataset", "Recommender", "__version__"]

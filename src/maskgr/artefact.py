@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import maskgr
 from maskgr.errors import ArtefactError
+from maskgr.version import __version__
 
 MANIFEST = "maskgr.json"
 
@@ -163,7 +163,7 @@ def _write_manifest(folder: Path, kind: str, schema: int, config: Mapping[str, A
     content = {
         "kind": kind,
         "schema": schema,
-        "maskgr": maskgr.__version__,
+        "maskgr": __version__,
         "config": dict(config),
         "files": files,
     }

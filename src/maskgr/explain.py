@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from maskgr.data.config import Unknown
 from maskgr.data.sequences import Sequences
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig
 from maskgr.models.base import Decodes, require
-from maskgr.recommender import Recommendation, Recommender, Unknown
+from maskgr.recommender import Recommendation, Recommender
 
 
 @dataclass(frozen=True)

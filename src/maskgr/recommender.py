@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-import maskgr
 from maskgr.artefact import is_artefact, read_manifest, write_folder
+from maskgr.data.config import Unknown
 from maskgr.data.dataset import Dataset
 from maskgr.data.ingest import codes
 from maskgr.data.sequences import Sequences
@@ -40,11 +40,11 @@ from maskgr.models.base import (
 )
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.workspace import workspace
+from maskgr.version import __version__
 
 KIND, SCHEMA = "recommender", 2
 RECOMMENDER = "recommender"  # where a run folder has it
 
-Unknown = Literal["raise", "skip"]
 ItemId = Any  # whatever scalar the catalogue uses
 
 
@@ -357,7 +357,7 @@ class Recommender:
 
 def _versions() -> dict[str, str]:
     return {
-        "maskgr": maskgr.__version__,
+        "maskgr": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "polars": pl.__version__,

@@ -6,7 +6,7 @@ such as `fit.learning_rate`; any ending of the path that names one setting alone
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -17,13 +17,15 @@ T = TypeVar("T")
 
 def apply_settings(config: T, pairs: Sequence[str]) -> T:
     """`config` with the settings that `pairs` change."""
+    changes: dict[tuple[str, ...], Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
             raise RequestError(f"--set {pair} is not KEY=VALUE; write for example seed=1")
         path = _find(config, key, pair)
-        config = _changed(config, path, text, pair)
-    return config
+        changes[path] = _parsed(config, path, text, pair)
+    changed: T = _changed(config, changes)
+    return changed
 
 
 def setting_paths(config: Any) -> list[tuple[str, ...]]:
@@ -52,19 +54,13 @@ def _find(config: Any, key: str, pair: str) -> tuple[str, ...]:
     raise RequestError(f"--set {pair}: there is no setting {key}; the settings are {names}")
 
 
-def _changed(config: Any, path: tuple[str, ...], text: str, pair: str) -> Any:
-    name, *rest = path
-    value = getattr(config, name)
-    if rest:
-        return replace(config, **{name: _changed(value, tuple(rest), text, pair)})
-    kind = get_type_hints(type(config))[name]
+def _parsed(config: Any, path: tuple[str, ...], text: str, pair: str) -> Any:
+    """`text` in the type of the setting's current value."""
+    for name in path[:-1]:
+        config = getattr(config, name)
+    current, kind = getattr(config, path[-1]), get_type_hints(type(config))[path[-1]]
     if get_origin(kind) is Literal and text not in get_args(kind):
         raise RequestError(f"--set {pair}: use one of {', '.join(get_args(kind))}")
-    return replace(config, **{name: _parsed(pair, text, value)})
-
-
-def _parsed(pair: str, text: str, current: Any) -> Any:
-    """`text` in the type of the setting's current value."""
     if isinstance(current, bool):
         if text not in ("true", "false"):
             raise RequestError(f"--set {pair}: {text!r} is neither true nor false")
@@ -77,3 +73,12 @@ def _parsed(pair: str, text: str, current: Any) -> Any:
         raise RequestError(
             f"--set {pair}: {text!r} is not a valid {type(current).__name__}"
         ) from None
+
+
+def _changed(config: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
+    """All changes at once: a configuration may check two settings against each other."""
+    values: dict[str, Any] = {}
+    for name in {path[0] for path in changes}:
+        inner = {path[1:]: value for path, value in changes.items() if path[0] == name}
+        values[name] = inner[()] if () in inner else _changed(getattr(config, name), inner)
+    return replace(config, **values)

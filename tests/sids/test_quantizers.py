@@ -79,7 +79,7 @@ def test_the_error_never_rises_from_level_to_level(name, fitted, vectors):
 
 
 @pytest.mark.parametrize("name", READ_VECTORS)
-def test_all_levels_tell_more_than_one(name, fitted, vectors):
+def test_error_of_all_levels_is_lower_than_of_one(name, fitted, vectors):
     errors = reconstruction_errors(fitted[name], vectors, fitted[name].encode(vectors))
     assert errors[-1] < 0.9 * errors[0]
 

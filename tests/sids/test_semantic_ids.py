@@ -54,7 +54,7 @@ def test_shared_tuples_keep_all_their_items() -> None:
     assert sids.with_prefix(sids.digits[0].tolist()).tolist()[:2] == [0, 1]
 
 
-def test_items_with_a_prefix_are_found_by_a_scan() -> None:
+def test_with_prefix_finds_the_same_items_as_a_scan() -> None:
     sids = made()
     for length in range(sids.levels + 1):
         for row in range(0, 60, 7):

@@ -1,105 +1,141 @@
-"""Each experiment end to end on a small shop, with a model trained for seconds."""
+"""Each study end to end on a small shop, with models trained for seconds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from maskgr import Dataset, Recommender
-from maskgr.config import DenseConfig, LoopConfig, NetworkConfig, TrainConfig
 from maskgr.data.config import SyntheticConfig
+from maskgr.data.dataset import Dataset
 from maskgr.data.open import fetch
 from maskgr.data.splits import leave_out
 from maskgr.errors import RequestError
-from maskgr.settings import train_config
-from maskgr.sids.config import QuantizerConfig
+from maskgr.models.base import TrainConfig, train_config
+from maskgr.recommender import Recommender
 from maskgr.studies import cold_start, dense, orders, recipe
-from maskgr.studies.registry import EXPERIMENTS, run_experiment
+from maskgr.studies.registry import STUDIES, run_study
 from maskgr.studies.report import Asked, trained
 from tests.conftest import Outcome
 
-CONFIG = TrainConfig(
-    unique="reassign",
-    quantizer=QuantizerConfig(levels=2, codes=8),
-    network=NetworkConfig(
-        layers=1,
-        history_layers=1,
-        width=16,
-        heads=2,
-        hidden=32,
-        attention="causal",
-        history="pooled",
-    ),
-    dense=DenseConfig(text_input=True, table="learned", hidden=0, temperature=0),
-    loop=LoopConfig(steps=60, token_budget=1500, learning_rate=1e-2, validations=1),
-)
+QUICK = (
+    "layers=2", "width=16", "heads=2", "levels=2", "codes=8", "fit.steps=40", "minutes=0",
+    "token_budget=1500", "learning_rate=1e-2", "validations=1",
+)  # fmt: skip
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
+def asked(tmp_path: Path) -> Asked:
     fetch("synthetic", synthetic=SyntheticConfig(users=150, items=40)).save(tmp_path / "shop")
-
-    def quickly(
-        request: Asked, data: str, name: str, settings: tuple[str, ...] = ()
-    ) -> Recommender:
-        return Recommender.train(Dataset.load(data), config=replace(CONFIG, seed=request.seed))
-
-    for module in (cold_start, dense, orders, recipe):
-        monkeypatch.setattr(module, "trained", quickly)
     return Asked(str(tmp_path / "shop"), tmp_path / "out")
 
 
-def test_dense(asked: Asked) -> None:
-    found = run_experiment("dense", asked)
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
+    """Studies train small models in this process; what they asked for is listed here."""
+    asked_for: list[TrainConfig] = []
+
+    def quickly(asked: Asked, data: str, name: str, settings: Sequence[str] = ()) -> Recommender:
+        asked_for.append(asked.config(settings))
+        config = replace(asked, minutes=None).config((*settings, *QUICK))
+        return Recommender.train(Dataset.load(data), config=config)
+
+    for module in (cold_start, dense, orders, recipe):
+        monkeypatch.setattr(module, "trained", quickly)
+    return asked_for
+
+
+def test_dense_ranks_in_three_ways_beside_the_paper(
+    asked: Asked, configs: list[TrainConfig]
+) -> None:
+    found = run_study("dense", asked)
     ours = [row for row in found.rows if row[1] in ("all", "unseen")]
     assert [row[:2] for row in ours] == [(w, p) for w in dense.WAYS for p in ("all", "unseen")]
     assert len({row[3] for row in ours}) > 1
     assert ("unified", "paper, Beauty", 5.43, 8.59, 3.54, 4.47, "") in found.rows
+    assert found.notes[0].startswith("maskgr-paper, preset paper with layers=4 ")
     json.dumps(found.to_dict())
+    (config,) = configs
+    assert (config.name, config.fit.minutes, config.fit.accumulate) == ("maskgr-paper", 30, 1)
+    assert config.model.dense.head
+    assert (config.model.network.layers, config.model.dense.layer) == (4, 2)
 
 
-def test_orders(asked: Asked) -> None:
-    found = run_experiment("orders", replace(asked, users=50))
+def test_dense_trains_a_preset_as_it_is_apart_from_the_head(
+    asked: Asked, configs: list[TrainConfig]
+) -> None:
+    run_study("dense", replace(asked, preset="tiny-paper", minutes=7))
+    head = ["dense.head=true", "dense.layer=1", "whole_item=0.2"]
+    assert configs == [train_config("tiny-paper", head, minutes=7, seed=0)]
+
+
+def test_dense_refuses_models_without_a_dense_head(asked: Asked) -> None:
+    with pytest.raises(RequestError, match="sasrec has no dense head beside generation"):
+        run_study("dense", replace(asked, model="sasrec"))
+
+
+@pytest.mark.parametrize("model", ["maskgr", "maskgr-paper"])
+def test_orders_has_a_row_for_each_order_and_number_of_steps(
+    asked: Asked, configs: list[TrainConfig], model: str
+) -> None:
+    preset = "tiny-paper" if model == "maskgr-paper" else None
+    found = run_study("orders", replace(asked, model=model, preset=preset, users=50))
+    levels = 2 if model == "maskgr" else 3  # the paper appends a digit
     assert [row[:2] for row in found.rows] == [
-        (order, steps) for order in ("random", "greedy", "left-to-right") for steps in (1, 2)
+        (order, steps)
+        for order in ("random", "greedy", "left-to-right")
+        for steps in range(1, levels + 1)
     ]
-    single = {row[2:4] for row in found.rows if row[1] == 1}
-    assert len(single) == 1  # with one step there is no order
+    assert len({row[2:4] for row in found.rows if row[1] == 1}) == 1  # one step has no order
 
 
-def test_cold_start(asked: Asked) -> None:
-    found = run_experiment("cold-start", asked)
-    assert {row[0] for row in found.rows} == {"new", "trained on"}
-    new = [row for row in found.rows if row[0] == "new"]
-    assert [row[3] for row in new] == [*dense.WAYS, ""]
-    shop = Dataset.load(asked.data)
-    # All but those who have too little without the new items, and were trained on to the last.
-    every = len(leave_out(shop.histories).test.users)
+def test_cold_start_compares_new_items_with_popularity_and_with_trained_items(
+    asked: Asked, configs: list[TrainConfig]
+) -> None:
+    found = run_study("cold-start", asked)
+    assert [row[0] for row in found.rows] == ["new"] * 3 + ["trained on"] * 3
+    assert [row[2:4] for row in found.rows] == 2 * [
+        ("maskgr", 1),
+        ("maskgr", 2),
+        ("popularity", ""),
+    ]
+    every = len(leave_out(Dataset.load(asked.data).histories).test.users)
+    # Users whose history is too short without the new items are left out.
     assert 0.9 * every < sum({row[0]: int(row[1]) for row in found.rows}.values()) <= every
-    assert new[-1][2] == "popularity"
 
 
-def test_recipe(asked: Asked) -> None:
-    found = run_experiment("recipe", replace(asked, only=("as it is", "no text"), users=40))
+def test_recipe_trains_the_chosen_variants(asked: Asked, configs: list[TrainConfig]) -> None:
+    found = run_study("recipe", replace(asked, only=("as it is", "no text"), users=40))
     assert [row[0] for row in found.rows] == ["as it is", "no text"]
-    assert len(found.columns) == len(found.rows[0]) == 3 + 6
+    assert len(found.columns) == len(found.rows[0]) == 3 + 4
+    assert [config.model.text for config in configs] == [True, False]
+
+
+def test_recipe_raises_when_there_is_no_such_variant(asked: Asked) -> None:
     with pytest.raises(RequestError, match="there is no variant 'x'; the variants are as it is"):
-        run_experiment("recipe", replace(asked, only=("x",)))
+        run_study("recipe", replace(asked, only=("x",)))
 
 
-def test_every_variant_is_a_setting_that_exists() -> None:
+def test_recipe_refuses_a_model_without_its_settings_before_training(
+    asked: Asked, configs: list[TrainConfig]
+) -> None:
+    with pytest.raises(RequestError, match="there is no setting neighbours"):
+        run_study("recipe", replace(asked, model="sasrec"))
+    assert not configs
+
+
+def test_every_variant_changes_settings_that_exist() -> None:
     start = train_config("cpu")
     for name, settings in recipe.VARIANTS.items():
         changed = train_config("cpu", settings)
         assert (changed != start) == bool(settings), name
 
 
-def test_nothing_of_the_cold_items_is_left(asked: Asked) -> None:
+def test_cold_items_leave_the_dataset_and_come_last_in_the_test_cases(asked: Asked) -> None:
     shop = Dataset.load(asked.data)
     cold = np.zeros(len(shop.items), dtype=bool)
     cold[[3, 17]] = True
@@ -117,33 +153,40 @@ def test_nothing_of_the_cold_items_is_left(asked: Asked) -> None:
     assert [ids[n] for n in test.targets[:, 0]] == [order[n] for n in moved.targets[:, 0]]
 
 
-def test_unknown_experiments_are_named(asked: Asked) -> None:
-    with pytest.raises(RequestError, match="there is no experiment 'x'; the experiments are dense"):
-        run_experiment("x", asked)
+def test_raises_when_there_is_no_such_study(asked: Asked) -> None:
+    with pytest.raises(RequestError, match="there is no study 'x'; the studies are dense, orders"):
+        run_study("x", asked)
 
 
-def test_the_command(maskgr: Callable[..., Outcome], asked: Asked) -> None:
-    words = ("experiment", "orders", "--data", asked.data, "--out", asked.out, "--users", 20)
+def test_raises_when_the_model_does_not_generate(asked: Asked) -> None:
+    with pytest.raises(RequestError, match="popularity does not generate, and studies do"):
+        run_study("orders", replace(asked, model="popularity"))
+
+
+def test_command_prints_a_table_or_json(
+    maskgr: Callable[..., Outcome], asked: Asked, configs: list[TrainConfig]
+) -> None:
+    words = ("study", "orders", "--data", asked.data, "--out", asked.out, "--users", 20)
     outcome = maskgr(*words)
     assert outcome.code == 0, outcome.err
     assert "left-to-right" in outcome.out
     report = json.loads(maskgr(*words, "--json").out)
     assert report["rows"][0]["order"] == "random"
-    assert maskgr("experiment", "x", "--out", asked.out).code == 2
-    for name in EXPERIMENTS:
-        assert name in maskgr("experiment", "--help").out
+    assert maskgr("study", "x", "--out", asked.out).code == 2
+    for name in STUDIES:
+        assert name in maskgr("study", "--help").out
 
 
-def test_training_that_fails_is_told(tmp_path: Path) -> None:
+def test_raises_when_training_fails(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="failed; the reason is above"):
         trained(Asked("nowhere", tmp_path), "nowhere", "run")
 
 
-def test_a_run_that_was_asked_otherwise_is_not_used(tmp_path: Path) -> None:
+def test_finished_runs_are_reused_only_for_the_same_settings_and_data(tmp_path: Path) -> None:
     fetch("synthetic", synthetic=SyntheticConfig(users=60, items=40)).save(tmp_path / "shop")
     data = str(tmp_path / "shop")
     asked = Asked(data, tmp_path / "out", preset="tiny")
-    quick = ("steps=1", "width=16", "codes=8", "network.layers=1")
+    quick = ("fit.steps=2", "width=16", "codes=8", "layers=1")
     first = trained(asked, data, "run", quick)
     assert trained(asked, data, "run", quick).made == first.made
     with pytest.raises(RequestError, match="was started with another seed; use the settings"):

@@ -1,4 +1,4 @@
-"""Settings of reading a dataset and of generating one."""
+"""Settings of reading a dataset and of generating one, and the names of its parts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Literal
 UnknownItems = Literal["error", "drop", "keep"]
 UnusedItems = Literal["keep", "drop", "error"]
 Repeats = Literal["keep", "drop"]
+Unknown = Literal["raise", "skip"]  # for item IDs of a request that the catalogue does not have
+SplitName = Literal["validation", "test"]
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-import maskgr
 from maskgr.artefact import sha256, sync
 from maskgr.errors import SourceError
+from maskgr.version import __version__
 
 _ATTEMPTS = 5
 _PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
@@ -182,7 +182,7 @@ def _receive(url: str, part: Path, name: str, progress: bool) -> None:
 
 
 def _open(url: str, partial: _Partial | None) -> http.client.HTTPResponse:
-    headers = {"User-Agent": f"maskgr/{maskgr.__version__}"}
+    headers = {"User-Agent": f"maskgr/{__version__}"}
     if partial is not None:
         # If-Range: if the file has changed meanwhile, the server sends all of the new one.
         headers |= {"Range": f"bytes={partial.size}-", "If-Range": partial.validator}

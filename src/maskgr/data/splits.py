@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from maskgr.data.config import SplitName
 from maskgr.data.sequences import Sequences
 from maskgr.errors import DataError, RequestError
 
-SplitName = Literal["validation", "test"]
 MIN_KEPT = 3  # items that sparsification keeps in every sequence, if there are as many
 
 

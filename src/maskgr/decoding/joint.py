@@ -128,6 +128,8 @@ def beam_search(
     for users in torch.split(torch.arange(denoiser.users, device=items.device), at_once):
         search = _Search(denoiser, index, priorities, filters, beams)
         found = search.start(users, first[users], counts[0], steps if trace else None)
+        if found is None:
+            continue
         for count in counts[1:-1]:
             found = search.narrow(found, count, steps if trace else None)
         user, rank, chosen, values = search.finish(found, steps if trace else None)
@@ -145,13 +147,15 @@ class _Search:
 
     def start(
         self, users: Tensor, queries: Tensor, count: int, steps: list[list[Step]] | None
-    ) -> _Beams:
-        """The first step, over the whole catalogue."""
+    ) -> _Beams | None:
+        """The first step, over the whole catalogue; None if the filters leave nobody an item."""
         energies = catalogue_energies(self.denoiser, users, queries)  # (users, items)
         total = energies.logsumexp(1)
         energies = self.filters.apply(users, energies)
         mass = energies.logsumexp(1)
         possible = mass > -torch.inf
+        if not possible.any():
+            return None
         users, energies, mass = users[possible], energies[possible], mass[possible]
         probs = (energies - mass[:, None]).exp_()  # (users, items)
         chosen = self._choose_first(users, probs, count)
@@ -209,9 +213,8 @@ class _Search:
         shown = torch.where(chosen[owners], self.index.codes[items] + 1, 0)
         sizes = [len(beams.user), *(size + 1 for size in self.index.sizes)]
         group, example = distinct([owners, *shown.unbind(1)], sizes)
-        mass = log_probs.new_zeros(len(example)).index_add_(0, group, log_probs.exp())
         parent = owners[example]
-        scores = beams.scores[parent] + mass.log()
+        scores = beams.scores[parent] + _log_sums(group, log_probs, len(example))
         picked = self._select(beams.user[parent], scores)
         parent, scores = parent[picked], scores[picked]
         codes = torch.where(
@@ -266,11 +269,7 @@ class _Search:
         energies = pair_energies(queries, self.denoiser.table, owners, items)
         if self.denoiser.bonus is not None:
             energies += self.denoiser.bonus.at(beams.user[owners], items)
-        top = energies.new_full((len(queries),), -torch.inf)
-        top = top.scatter_reduce_(0, owners, energies, "amax")
-        energies -= top[owners]
-        total = torch.zeros_like(top).index_add_(0, owners, energies.exp())
-        return energies - total.log()[owners]
+        return energies - _log_sums(owners, energies, len(queries))[owners]
 
     def _choose(self, beams: _Beams, log_probs: Tensor, count: int) -> Tensor:
         """(rows, levels) the digits that this step reveals."""
@@ -310,7 +309,7 @@ class _Search:
         log_probs = torch.cat(own, 1).gather(1, positions).log()
         codes = beams.codes.gather(1, positions)
         remaining = torch.bincount(beams.matches.owners, minlength=len(beams.user))[:, None]
-        for user in beams.user.unique().tolist():
+        for user in sorted(set(beams.user.tolist())):
             rows = (beams.user == user).nonzero().squeeze(1)
             parts = (parents, positions, codes, log_probs, beams.scores, remaining)
             steps[user].append(Step(*(part[rows] for part in parts)))
@@ -332,6 +331,12 @@ def pair_energies(queries: Tensor, table: Tensor, rows: Tensor, items: Tensor) -
     pairs = zip(torch.split(rows, size), torch.split(items, size), strict=True)
     parts = [(queries[r].float() * table[i].float()).sum(1) for r, i in pairs]
     return torch.cat(parts) if parts else queries.new_empty(0)
+
+
+def _log_sums(owners: Tensor, logs: Tensor, count: int) -> Tensor:
+    """(count,) the log of the sum of exp(`logs`) (rows,) of each of the `owners` (rows,)."""
+    top = logs.new_full((count,), -torch.inf).scatter_reduce_(0, owners, logs, "amax")
+    return top + torch.zeros_like(top).index_add_(0, owners, (logs - top[owners]).exp()).log()
 
 
 def _among(users: Tensor, rows: Tensor) -> Tensor:

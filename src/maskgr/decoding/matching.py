@@ -66,8 +66,7 @@ class CodeIndex:
         owners = torch.repeat_interleave(shortest.values)
         first = shortest.values.cumsum(0) - shortest.values
         within = torch.arange(len(owners), device=owners.device) - first[owners]
-        level = shortest.indices[owners]
-        items = self._orders[level, start[owners] + within].long()
+        items = self._orders[shortest.indices[owners], start[owners] + within].long()
         kept = torch.ones_like(items, dtype=torch.bool)
         for place in range(self.levels):
             same = self.codes[items, place] == codes[owners, place]

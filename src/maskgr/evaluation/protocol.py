@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,11 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout
 from maskgr.data.synthetic import Shop
 from maskgr.errors import RequestError
+from maskgr.evaluation.config import PROTOCOLS as PROTOCOLS
+from maskgr.evaluation.config import Protocol as Protocol
 from maskgr.evaluation.metrics import Mean, metrics, top_items
 from maskgr.evaluation.ranking import Query, Ranker
 
-Protocol = Literal["all", "unseen"]
-PROTOCOLS: tuple[Protocol, ...] = ("all", "unseen")
 BATCH = 1024  # users ranked at once
 
 
@@ -48,7 +48,8 @@ class Evaluation:
                 for name, value in chosen.items()
             }
         result["users_per_second"] = self.users_per_second
-        result["invalid_share"] = self.invalid_share
+        if self.invalid_share is not None:
+            result["invalid_share"] = self.invalid_share
         return result
 
 

@@ -151,6 +151,11 @@ class Decodes(Protocol):
         """The model's own way."""
         ...
 
+    def resolved(self, decoding: DecodingConfig) -> DecodingConfig:
+        """The same with `auto` and 0 replaced by what they mean for this model; raises where the
+        model cannot decode so."""
+        ...
+
 
 @runtime_checkable
 class PlansSessions(Protocol):
@@ -241,8 +246,11 @@ def train_config(
         config = replace(config, fit=replace(config.fit, minutes=0.0))  # steps replace minutes
     if minutes is not None:
         config = replace(config, fit=replace(config.fit, minutes=minutes))
-    given = {"seed": seed, "device": device}
-    return replace(config, **{key: value for key, value in given.items() if value is not None})
+    return replace(
+        config,
+        seed=config.seed if seed is None else seed,
+        device=config.device if device is None else device,
+    )
 
 
 def _preset(name: str, model: str | None) -> TrainConfig:

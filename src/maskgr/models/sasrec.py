@@ -79,12 +79,11 @@ class NegativeBatch(Batch):
     negatives: Tensor  # sampled: (draws,) for all; bce: (items,) one for each item of the batch
 
     def part(self, rows: np.ndarray) -> Batch:
-        chosen = super().part(rows)
-        if len(self.negatives) != len(self.sequences.values):
-            return chosen
-        starts = self.sequences.offsets[:-1][rows]
-        within = chosen.sequences.places + np.repeat(starts, chosen.sequences.lengths)
-        return replace(chosen, negatives=self.negatives[torch.from_numpy(within)])
+        sequences, negatives = self.sequences.select(rows), self.negatives
+        if len(negatives) == len(self.sequences.values):
+            starts = np.repeat(self.sequences.offsets[:-1][rows], sequences.lengths)
+            negatives = negatives[torch.from_numpy(starts + sequences.places)]
+        return replace(self, sequences=sequences, negatives=negatives)
 
 
 class SASRec(Trainable):
@@ -150,11 +149,12 @@ class SASRec(Trainable):
 
     def table(self) -> Tensor:
         """(items, width) the vectors of the whole catalogue; kept while weights do not change."""
-        if self.training or torch.is_grad_enabled():
-            return self.items()
-        if self._table is None:
-            self._table = self.items()
-        return self._table
+        if self._table is not None and not torch.is_grad_enabled():
+            return self._table
+        vectors: Tensor = self.items()
+        if not (self.training or torch.is_grad_enabled()):
+            self._table = vectors
+        return vectors
 
     def prepare(self, sequences: Sequences, generator: torch.Generator) -> Batch:
         weight, loss = float(len(sequences.values)), self.config.loss

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+OWN_STD = 0.02  # of own vectors at the start, where there is no text
+OWN_SCALE = 4.0  # own vectors learn this many times as fast as the other weights
+
 
 class ItemVectors(nn.Module):
     """LayerNorm(text map + own vector) for every item of a catalogue.
@@ -26,7 +29,7 @@ class ItemVectors(nn.Module):
         self.register_buffer("embeddings", embeddings, persistent=False)
         self.register_buffer("text", None, persistent=False)
         if embeddings is None:
-            nn.init.normal_(self.own.weight)
+            nn.init.normal_(self.own.weight, std=OWN_STD)
             return
         assert len(embeddings) == n_items
         nn.init.zeros_(self.own.weight)
@@ -37,7 +40,7 @@ class ItemVectors(nn.Module):
         nn.init.normal_(self.text_map.weight, std=basis.shape[1] ** -0.5)
         self._project()
         # A loaded basis may differ from the one just made: fewer items, or another machine.
-        self.register_load_state_dict_post_hook(lambda module, _: module._project())
+        self.register_load_state_dict_post_hook(lambda module, _: module._project())  # type: ignore[no-untyped-call]
 
     def _project(self) -> None:
         assert self.embeddings is not None
@@ -45,7 +48,7 @@ class ItemVectors(nn.Module):
 
     def forward(self, numbers: Tensor | None = None) -> Tensor:
         """(items, width) of the items `numbers` (items,), or of the whole catalogue."""
-        own: Tensor = self.own.weight if numbers is None else self.own(numbers)
+        own: Tensor = OWN_SCALE * (self.own.weight if numbers is None else self.own(numbers))
         if self.text is not None:
             text = self.text if numbers is None else self.text.index_select(0, numbers)
             own = own + self.text_map(text)

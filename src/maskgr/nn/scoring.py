@@ -73,7 +73,7 @@ def _best(
         if banned is not None:
             here = (banned[1] >= first) & (banned[1] < last)
             block[banned[0][here], banned[1][here] - first] = -torch.inf
-        values, places = block.topk(min(top, block.shape[1]))
+        values, places = _top(block, min(top, block.shape[1]))
         items = torch.cat([items, places + first], 1)
         scores = torch.cat([scores, values], 1)
     order = items.argsort(dim=1, stable=True)  # by number first: a stable sort then breaks ties
@@ -81,6 +81,17 @@ def _best(
     scores, order = scores.sort(dim=1, descending=True, stable=True)
     items, scores = items.gather(1, order)[:, :top], scores[:, :top]
     return items.masked_fill(scores == -torch.inf, -1), scores - total[:, None]
+
+
+def _top(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`topk` of each row, which keeps the first of equal scores; `topk` itself may keep any."""
+    values, places = block.topk(min(count + 1, block.shape[1]))
+    tied = (values[:, count - 1 : count] == values[:, count:]) & (values[:, count:] > -torch.inf)
+    rows = tied.any(1).nonzero().squeeze(1)
+    if len(rows):
+        ordered = block[rows].sort(dim=1, descending=True, stable=True)
+        values[rows, :count], places[rows, :count] = (part[:, :count] for part in ordered)
+    return values[:, :count], places[:, :count]
 
 
 def pairs(sequences: Sequences, device: torch.device) -> tuple[Tensor, Tensor]:

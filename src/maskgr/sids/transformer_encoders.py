@@ -155,7 +155,7 @@ def _loading(model: str) -> Iterator[None]:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         if Path(model).is_dir() or not isinstance(error, OSError):
             raise RequestError(
-                f"{model} cannot be loaded as an encoder ({reason}); mend it, or name another model"
+                f"{model} cannot be loaded as an encoder ({reason}); fix it, or name another model"
             ) from error
         raise RequestError(
             f"the model {model!r} is not on this machine and cannot be fetched ({reason}); check "

@@ -28,7 +28,7 @@ def prepare(vectors: npt.ArrayLike, *, normalise: bool) -> Floats:
     assert rows.ndim == 2, rows.shape
     assert rows.size, rows.shape
     peaks = np.maximum(rows.max(axis=1), -rows.min(axis=1))  # (n,)
-    _refuse_rows(~np.isfinite(peaks), "has a NaN or infinite value; mend or drop that item")
+    _refuse_rows(~np.isfinite(peaks), "has a NaN or infinite value; fix or drop that item")
     if normalise:
         _refuse_rows(
             peaks == 0, "is all zeros, which has no direction; give that item a text or drop it"

@@ -1,28 +1,29 @@
-"""Items that nobody trained on: held out whole, added afterwards by their text, asked for."""
+"""Items that nobody trained on: held out whole, added afterwards by their text, then generated."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from maskgr.config import TrainConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.open import open_dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, leave_out
 from maskgr.evaluation.protocol import evaluate
+from maskgr.evaluation.ranking import Ranker
+from maskgr.models.base import Decodes, require
 from maskgr.recommender import Recommender
-from maskgr.studies.dense import METRICS, WAYS
-from maskgr.studies.report import Asked, Report, Row, require_dense, trained
+from maskgr.studies.report import Asked, Report, Row, percent, trained
 
 SHARE = 0.05  # of the items
+METRICS = ("recall@5", "recall@10", "ndcg@5", "ndcg@10")
 
 
 def run(asked: Asked) -> Report:
-    """Recall on users whose next item is one of those held out, and on the others."""
-    require_dense(asked)
+    """Recall for users whose next item is new, and for the others, beside popularity."""
     dataset = open_dataset(asked.data)
     cold = np.zeros(len(dataset.items), dtype=bool)
     count = max(1, round(SHARE * len(cold)))
@@ -30,39 +31,42 @@ def run(asked: Asked) -> Report:
     warm = without(dataset, cold)
     folder = asked.out / "cold-start-data"
     warm.save(folder)
-    models = {
-        "maskgr": trained(asked, str(folder), "cold-start"),
-        "popularity": Recommender.train(warm, config=TrainConfig(model="popularity")),
-    }
+    models = [
+        trained(asked, str(folder), "cold-start"),
+        Recommender.train(warm, model="popularity"),
+    ]
     embeddings = None if dataset.embeddings is None else dataset.embeddings[cold]
-    models = {
-        name: model.add_items(dataset.items.filter(cold), embeddings=embeddings)
-        for name, model in models.items()
-    }
+    new = dataset.items.filter(cold)
+    models = [model.add_items(new, embeddings=embeddings) for model in models]
     test = renumbered(leave_out(dataset.histories).test, cold)
-    # Who has too little without the new items was trained on to the last: not to be asked.
-    split = np.flatnonzero(np.isin(test.users, leave_out(warm.histories).test.users))
-    test = Holdout(test.users[split], test.histories.select(split), test.targets[split])
+    # Users whose history is too short without the new items have no test item: their last item
+    # was trained on.
+    test = test.select(np.flatnonzero(np.isin(test.users, leave_out(warm.histories).test.users)))
     is_cold = test.targets[:, 0] >= len(warm.items)
     rows: list[Row] = []
     for label, chosen in (("new", is_cold), ("trained on", ~is_cold)):
-        users = np.flatnonzero(chosen)
-        part = Holdout(test.users[users], test.histories.select(users), test.targets[users])
-        if asked.users is not None:
-            part = part.sample(asked.users)
-        for name, model in models.items():
-            for way in WAYS if name == "maskgr" else ("",):
-                how = model.decoding(retrieval=way) if way else None
-                found = evaluate(model, part, decoding=how, protocols=("unseen",))
-                values = found.metrics["unseen"]
-                figures = (round(100 * values[metric].mean, 2) for metric in METRICS)
-                rows.append((label, len(part.users), name, way, *figures))
+        part = asked.sample(test.select(np.flatnonzero(chosen)))
+        for model in models:
+            for steps, ranker in _rankers(model):
+                found = evaluate(ranker, part, len(dataset.items), protocols=("unseen",))
+                figures = percent(found.metrics["unseen"], METRICS)
+                rows.append((label, len(part.users), model.config.name, steps, *figures))
     return Report(
         f"Cold start on {asked.data}: {count:,} of {len(cold):,} items added after training, test, "
         "protocol unseen, percent",
-        ("next item", "users", "model", "retrieval", *METRICS),
+        ("next item", "users", "model", "steps", *METRICS),
         tuple(rows),
     )
+
+
+def _rankers(recommender: Recommender) -> Iterator[tuple[int | str, Ranker]]:
+    """Generation in one step and digit by digit; popularity has one way only."""
+    if recommender.config.name == "popularity":
+        yield "", recommender.ranker()
+        return
+    for steps in (1, require(recommender.model, Decodes).levels):
+        decoding = recommender.decoding(retrieval="generative", steps=steps)
+        yield steps, recommender.ranker(decoding)
 
 
 def without(dataset: Dataset, cold: npt.NDArray[np.bool_]) -> Dataset:
@@ -80,7 +84,7 @@ def without(dataset: Dataset, cold: npt.NDArray[np.bool_]) -> Dataset:
 
 
 def renumbered(holdout: Holdout, cold: npt.NDArray[np.bool_]) -> Holdout:
-    """The questions in the numbers of a catalogue with the `cold` items behind the others."""
+    """The cases in the item numbers of a catalogue that has the `cold` items last."""
     order = np.argsort(cold, kind="stable")
     number = np.empty(len(cold), dtype=np.int32)
     number[order] = np.arange(len(cold))

@@ -173,7 +173,9 @@ def companions(count: int, command: Sequence[str]) -> Iterator[None]:
 
 def _end_with_parent() -> None:
     """Ends this process when the one that started it is gone, however that died."""
-    sys.stdin.buffer.read()
+    # Not `sys.stdin`: a thread that waits there makes the interpreter abort when it shuts down.
+    while os.read(0, 1):
+        pass
     os._exit(1)
 
 

@@ -387,10 +387,11 @@ class Trainer:
         names = self.network.state_dict()
         self.network.load_state_dict({name: tensors[f"network.{name}"] for name in names})
         if self.average is not None:
+            _share_buffers(self.network, self.average.module)  # some are made anew when loading
             self.average.n_averaged.copy_(tensors["average"])
             with torch.no_grad():
-                for name, value in self.average.module.named_parameters():
-                    value.copy_(tensors[f"average.{name}"])
+                for name, mean in self.average.module.named_parameters():
+                    mean.copy_(tensors[f"average.{name}"])
         for name, parameter in self.network.named_parameters():
             self.optimizer.state[parameter] = {
                 # AdamW counts its steps on the CPU.
@@ -410,14 +411,15 @@ def _averaged(network: Trainable, decay: float) -> AveragedModel:
             mean.lerp_(value, 1 - own)
 
     average = AveragedModel(network, multi_avg_fn=torch.no_grad()(update))
-    # Buffers are data, not learned: shared with the network instead of copied at every step.
-    for (_, copied), (name, buffer) in zip(
-        average.module.named_buffers(), network.named_buffers(), strict=True
-    ):
-        if copied is not None:
-            owner, _, attribute = name.rpartition(".")
-            setattr(average.module.get_submodule(owner), attribute, buffer)
+    _share_buffers(network, average.module)
     return average
+
+
+def _share_buffers(network: nn.Module, average: nn.Module) -> None:
+    """Buffers are data, not learned: the average has the network's own instead of copies."""
+    for name, buffer in network.named_buffers():
+        owner, _, attribute = name.rpartition(".")
+        setattr(average.get_submodule(owner), attribute, buffer)
 
 
 def _last_items(train: Sequences) -> Holdout:

@@ -95,7 +95,7 @@ class RunLog:
         self._row(state, found)
 
     def rewind(self, step: int, tokens: int = 0) -> None:
-        """Drops the rows after `step`: a resumed run, with `tokens` behind it, writes them again."""
+        """Drops the rows after `step`, which a run resumed after `tokens` writes again."""
         self._clock = (time.perf_counter(), tokens)
         if self.writes:
             rows = [row for row in read_log(self.run) if row["step"] <= step]

@@ -76,13 +76,11 @@ def choose_bias(
 
     ndcg@10 moves with every place that an item gains, and takes many users to tell weights apart.
     """
-    bias, names = Bias(), []
+    bias = Bias()
     if repeats:
-        names.append(("repeat", REPEAT))
+        bias = _best(rank, holdout, bias, "repeat", REPEAT, top)
     if neighbours:
-        names.append(("follow", FOLLOW))
-    for name, values in names:
-        bias = _best(rank, holdout, bias, name, values, top)
+        bias = _best(rank, holdout, bias, "follow", FOLLOW, top)
     return bias
 
 

@@ -38,6 +38,9 @@ def linear(inputs: int, outputs: int, rank: int) -> nn.Module:
 class TextInput(nn.Module):
     """A_j . text embedding, one map a digit, added to the tokens of a wholly visible item."""
 
+    embeddings: Tensor  # (items, any)
+    mean: Tensor
+    basis: Tensor
     text: Tensor  # (items, text width) centred principal components
 
     def __init__(self, width: int, n_levels: int, embeddings: Tensor) -> None:
@@ -52,7 +55,7 @@ class TextInput(nn.Module):
         nn.init.normal_(self.maps.weight, std=basis.shape[1] ** -0.5)
         nn.init.zeros_(self.maps.bias)
         self._project()
-        self.register_load_state_dict_post_hook(lambda module, _: module._project())
+        self.register_load_state_dict_post_hook(lambda module, _: module._project())  # type: ignore[no-untyped-call]
 
     def _project(self) -> None:
         self.text = (self.embeddings - self.mean) @ self.basis

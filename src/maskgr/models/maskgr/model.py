@@ -220,7 +220,7 @@ class MaskGR(Trainable):
     def trace(
         self, query: Query, decoding: DecodingConfig, *, steps: bool = True
     ) -> tuple[Ranked, list[list[Step]]]:
-        self._check(decoding)
+        decoding = self.resolved(decoding)
         self.eval()
         users = len(query.histories)
         items = np.full((users, query.top), -1, dtype=np.int32)
@@ -233,7 +233,7 @@ class MaskGR(Trainable):
                 traces[row] = trace
         return Ranked(items, scores), traces
 
-    def _check(self, decoding: DecodingConfig) -> None:
+    def resolved(self, decoding: DecodingConfig) -> DecodingConfig:
         if decoding.retrieval not in ("auto", "generative"):
             raise RequestError(
                 f"maskgr has no {decoding.retrieval} retrieval of its own; generation in one step "
@@ -245,13 +245,15 @@ class MaskGR(Trainable):
             )
         if decoding.cache == "off":
             raise RequestError("maskgr encodes a history once, exactly; leave --cache out")
+        steps = decoding.steps or self.levels
+        return replace(decoding, retrieval="generative", steps=steps, cache="frozen")
 
     def _decode(
         self, query: Query, decoding: DecodingConfig, *, trace: bool
     ) -> tuple[Tensor, Tensor, list[list[Step]]]:
         """(users, top) items and scores of users whose histories ascend in length."""
         own = Histories(self, query.histories)
-        counts = schedule(self.levels, decoding.steps or self.levels)
+        counts = schedule(self.levels, decoding.steps)
         one_step = self._one_step(own, query)
         if len(counts) == 1:
             return *one_step, []

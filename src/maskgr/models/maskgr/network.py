@@ -55,11 +55,16 @@ class Network(nn.Module):
         if self.dense_config.head:
             assert embeddings is not None
             self.text = TextInput(config.width, self.n_levels, embeddings)
-            self.head = DenseHead(self.dense_config, self.n_levels * config.width, embeddings)
+            self.head = DenseHead(self.dense_config, self._item_width, embeddings)
 
     @property
     def n_levels(self) -> int:
         return len(self.sizes)
+
+    @property
+    def _item_width(self) -> int:
+        """Entries of the hidden states of an item's digits together."""
+        return self.n_levels * self.config.width
 
     @property
     def mask_token(self) -> int:
@@ -98,8 +103,8 @@ class Network(nn.Module):
         if self.text is not None:
             # A partly masked item must not leak its masked digits through its text.
             visible = (~by_item.any(1)).nonzero().squeeze(1)
-            text = self.text(numbers[visible]).view(len(visible), -1)
-            spread = text.new_zeros(len(codes), text.shape[1])
+            text = self.text(numbers[visible]).view(len(visible), self._item_width)
+            spread = text.new_zeros(len(codes), self._item_width)
             embedded = embedded + spread.index_add(0, visible, text).view_as(embedded)
         if self.head is None:
             return Denoised(self.encode(embedded, layout, rows)[0], None, None)
@@ -108,7 +113,8 @@ class Network(nn.Module):
         tap = Tap(self.tap_layer, (predicted[:, None] * self.n_levels + within).flatten())
         hidden, tapped = self.encode(embedded, layout, rows, tap=tap)
         assert tapped is not None
-        return Denoised(hidden, self.head(tapped.view(len(predicted), -1)), predicted)
+        queries = self.head(tapped.view(len(predicted), self._item_width))
+        return Denoised(hidden, queries, predicted)
 
     def encode(
         self,

@@ -19,7 +19,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split
 from maskgr.decoding.beams import Step
 from maskgr.decoding.catalogue import Catalogue
-from maskgr.decoding.config import DecodingConfig
+from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.decoding.decoder import Decoder, Ranking, Search
 from maskgr.decoding.orders import history_seeds
 from maskgr.decoding.sampling import sample
@@ -44,7 +44,7 @@ from maskgr.training.fit import Batch, FitConfig, Trainable, fit
 from maskgr.training.workspace import Workspace
 
 RANK_TOKENS = 65_536  # tokens of the histories that are encoded at once
-WEIGHTS = "network.safetensors"
+WEIGHTS, COUNTS = "network.safetensors", "counts.npy"
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +72,13 @@ class PaperMaskGR(Trainable):
     presets: ClassVar[Mapping[str, TrainConfig]]
     piece_tokens = 2048  # hidden states of this many tokens stay near a CPU
 
-    def __init__(self, config: TrainConfig, sids: SemanticIds, n_trained: int = 0) -> None:
-        """`n_trained`: items when it was trained, those behind them were added; 0: all."""
+    def __init__(
+        self, config: TrainConfig, sids: SemanticIds, counts: npt.NDArray[np.int64]
+    ) -> None:
+        """`counts` (items,): training events of each item, -1 if it was added after training."""
         super().__init__()
         own: PaperConfig = config.model
-        self.config, self.own, self.sids = config, own, sids
-        self.n_trained = n_trained or len(sids.digits)
+        self.config, self.own, self.sids, self.counts = config, own, sids, counts
         embeddings = torch.from_numpy(sids.embeddings) if own.dense.head else None
         self.network = Network(own.network, sids.codebook_sizes, own.dense, embeddings)
         self.codes: Tensor
@@ -102,11 +103,10 @@ class PaperMaskGR(Trainable):
     @cached_property
     def _trained_catalogue(self) -> Catalogue:
         """The items that the likelihood ran over in training."""
-        if self.n_trained == len(self.codes):
+        trained = self.counts >= 0
+        if trained.all():
             return self.catalogue
-        return self.catalogue.restrict(
-            torch.arange(len(self.codes)).to(self.device) < self.n_trained
-        )
+        return self.catalogue.restrict(torch.from_numpy(trained).to(self.device))
 
     # Training
 
@@ -136,7 +136,9 @@ class PaperMaskGR(Trainable):
 
     def validate(self, holdout: Holdout) -> dict[str, float]:
         """One step scores every item exactly: quick, and it tells better networks from worse."""
-        ways = ("generative", "dense") if self.network.head is not None else ("generative",)
+        ways: list[Retrieval] = ["generative"]
+        if self.network.head is not None:
+            ways.append("dense")
         query = Query(holdout.histories, min(10, len(self.codes)))
         hits = [
             recall(
@@ -179,7 +181,7 @@ class PaperMaskGR(Trainable):
     ) -> Self:
         sids = semantic_ids(data, config, work, sids)
         torch.manual_seed(config.seed)
-        model = cls(config, sids)
+        model = cls(config, sids, np.bincount(split.train.values, minlength=len(data.items)))
         fit(model, split, config.fit, work, history_limit=config.history_limit, seed=config.seed)
         return model.eval()
 
@@ -199,7 +201,8 @@ class PaperMaskGR(Trainable):
         self, query: Query, decoding: DecodingConfig, *, steps: bool = True
     ) -> tuple[Ranked, list[list[Step]]]:
         self.eval()
-        kind = self._retrieval(decoding)
+        decoding = self.resolved(decoding)
+        kind = decoding.retrieval
         users = len(query.histories)
         items = np.full((users, query.top), -1, dtype=np.int32)
         scores = np.full((users, query.top), -np.inf, dtype=np.float32)
@@ -211,6 +214,8 @@ class PaperMaskGR(Trainable):
             if kind == "dense":
                 found, values = self._dense(own, part)
             else:
+                if kind == "unified":  # all beams are ranked anew, however few are asked for
+                    part = replace(part, top=max(query.top, decoding.beams))
                 ranking = self._search(own, part, decoding, trace=steps)
                 found, values = ranking.items, ranking.scores
                 if kind == "unified":
@@ -219,20 +224,24 @@ class PaperMaskGR(Trainable):
                     invalid.append((ranking.invalid_share, len(rows)))
                 for row, own_steps in zip(rows, ranking.traces or (), strict=False):
                     traces[row] = own_steps
-            items[rows], scores[rows] = found.cpu().numpy(), values.cpu().numpy()
+            items[rows] = found[:, : query.top].cpu().numpy()
+            scores[rows] = values[:, : query.top].cpu().numpy()
         share = sum(s * n for s, n in invalid) / sum(n for _, n in invalid) if invalid else None
         return Ranked(items, scores, share), traces
 
-    def _retrieval(self, decoding: DecodingConfig) -> str:
-        kind = decoding.retrieval
+    def resolved(self, decoding: DecodingConfig) -> DecodingConfig:
+        kind, cache = decoding.retrieval, decoding.cache
         if kind == "auto":
-            return "unified" if self.network.head is not None else "generative"
+            kind = "unified" if self.network.head is not None else "generative"
+        if cache == "auto":
+            cache = "off" if self.own.network.attention == "full" else "frozen"
         if kind != "generative" and self.network.head is None:
             raise RequestError(
                 f"{kind} retrieval needs a dense head, and this run has none; train with "
                 "--set dense.head=true, or use generative retrieval"
             )
-        return kind
+        steps = decoding.steps or self.levels
+        return replace(decoding, retrieval=kind, cache=cache, steps=steps)
 
     def _portions(self, histories: Sequences) -> Iterator[npt.NDArray[np.int64]]:
         """Rows of similar length, shortest first, as many at once as memory has room for."""
@@ -242,9 +251,7 @@ class PaperMaskGR(Trainable):
             yield from np.split(order, np.flatnonzero(np.diff(filled)) + 1)
 
     def _histories(self, query: Query, decoding: DecodingConfig, items: int = 1) -> Histories:
-        cache = decoding.cache
-        if cache == "auto":
-            cache = "off" if self.own.network.attention == "full" else "frozen"
+        cache = self.resolved(decoding).cache
         recent = query.histories.last(self.config.history_limit)
         return Histories(self.network, recent, self.codes, items=items, cache=cache)
 
@@ -312,6 +319,7 @@ class PaperMaskGR(Trainable):
                 self.catalogue,
                 constrained=constrained,
                 renormalise=self._trained_catalogue if aware else None,
+                priority=torch.from_numpy(self.counts),
             )
         return self._decoders[constrained]
 
@@ -384,25 +392,23 @@ class PaperMaskGR(Trainable):
     def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> PaperMaskGR:
         """New items get semantic IDs from the fitted codebooks; nothing is trained again."""
         sids = self.sids.encode_new(items, embeddings=embeddings)
-        model = PaperMaskGR(self.config, sids, self.n_trained)
+        counts = np.concatenate([self.counts, np.full(len(items), -1)])
+        model = PaperMaskGR(self.config, sids, counts)
         model.load_state_dict(self.state_dict())
         return model.to(self.device).eval()
 
     def save(self, folder: Path) -> None:
         save_weights(self, folder / WEIGHTS)
         self.sids.save(folder / "sids")
-        (folder / "trained-items.txt").write_text(f"{self.n_trained}\n", encoding="utf-8")
+        np.save(folder / COUNTS, self.counts)
 
     @classmethod
     def load(cls, folder: Path, config: TrainConfig) -> Self:
         try:
-            text = (folder / "trained-items.txt").read_text(encoding="utf-8")
-            n_trained = int(text)
+            counts = np.load(folder / COUNTS, allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise ArtefactError(
-                f"{folder / 'trained-items.txt'} is damaged ({error}); train again"
-            ) from error
-        model = cls(config, SemanticIds.load(folder / "sids"), n_trained)
+            raise ArtefactError(f"{folder / COUNTS} is damaged ({error}); train again") from error
+        model = cls(config, SemanticIds.load(folder / "sids"), counts)
         load_weights(model, folder / WEIGHTS)
         return model.to(pick_device(config.device)).eval()
 
