@@ -1,6 +1,6 @@
 """The catalogue index against scanning the catalogue for each beam: time and memory.
 
-    python benchmarks/catalogue.py [--items 10 12000 1000000 10000000] [--levels 4] [--json]
+    python benchmarks/catalogue.py [--items 10 12000 1000000 10000000] [--quick] [--json]
 
 Digits are drawn Zipf-like at each level, so that some runs are long and most are short. Beams are
 random items with a random subset of their digits revealed, the subset's size drawn first, so that
@@ -51,9 +51,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--codes", type=int, default=256)
     parser.add_argument("--beams", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--quick", action="store_true", help="two small sizes: does it run?")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.quick:
+        options.items, options.beams = [10, 1000], 50
+    return options
 
 
 def run(options: argparse.Namespace, items: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Ingest + 5-core + split of generated interactions, beside plain polars doing only read and sort.
 
-    python benchmarks/ingest.py [--interactions 20000000] [--json]
+    python benchmarks/ingest.py [--interactions 20000000] [--quick] [--json]
 
 Each side runs in a process of its own, so that its peak memory is its own. The claim is the ratio:
 both sides read the same Parquet file on the same machine in the same run.
@@ -74,6 +74,7 @@ def run_side(side: str, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--interactions", type=int, default=20_000_000)
+    parser.add_argument("--quick", action="store_true", help="20,000 interactions: does it run?")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -81,6 +82,8 @@ def main() -> None:
     if options.side:
         run_side(options.side, options.folder)
         return
+    if options.quick:
+        options.interactions = 20_000
     with tempfile.TemporaryDirectory() as name:
         write_log(Path(name), options.interactions)
         found = {side: measure(side, Path(name)) for side in SIDES}

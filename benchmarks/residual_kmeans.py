@@ -1,6 +1,6 @@
 """Residual k-means against faiss doing the same k-means alone: time and peak memory.
 
-    python benchmarks/residual_kmeans.py [--items 1000000] [--dimensions 256] [--json]
+    python benchmarks/residual_kmeans.py [--items 1000000] [--dimensions 256] [--quick] [--json]
 
 `maskgr` fits the quantiser and encodes all vectors. `faiss` does the bare work: for each level
 `faiss.Kmeans` with the same sample, restarts and number of iterations on the normalised
@@ -22,6 +22,7 @@ import faiss
 import numpy as np
 
 from maskgr.sids.config import QuantizerConfig
+from maskgr.sids.kmeans import RESTARTS, SAMPLE
 from maskgr.sids.quantizers import fit_quantizer
 
 
@@ -53,18 +54,20 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dimensions", type=int, default=256)
     parser.add_argument("--levels", type=int, default=config.levels)
     parser.add_argument("--codes", type=int, default=config.codes)
-    parser.add_argument("--restarts", type=int, default=config.restarts)
-    parser.add_argument("--sample", type=int, default=config.sample)
     parser.add_argument("--components", type=int, default=0, help="0: all dimensions, as faiss")
+    parser.add_argument("--quick", action="store_true", help="5,000 vectors: does it run?")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", choices=list(CHILDREN), help=argparse.SUPPRESS)
     parser.add_argument("--iterations", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.quick:
+        options.items, options.dimensions, options.codes = 5000, 32, 16
+    return options
 
 
 def run(child: str, options: argparse.Namespace, iterations: list[int] | None) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", child]
-    for name in ("items", "dimensions", "levels", "codes", "restarts", "sample", "components"):
+    for name in ("items", "dimensions", "levels", "codes", "components"):
         command += [f"--{name}", str(getattr(options, name))]
     if iterations:
         command += ["--iterations", json.dumps(iterations)]
@@ -78,8 +81,6 @@ def fit_maskgr(options: argparse.Namespace) -> dict[str, Any]:
     config = QuantizerConfig(
         levels=options.levels,
         codes=options.codes,
-        restarts=options.restarts,
-        sample=options.sample,
         components=options.components,
     )
     vectors = clustered_vectors(options)
@@ -88,7 +89,7 @@ def fit_maskgr(options: argparse.Namespace) -> dict[str, Any]:
     fitted = time.perf_counter()
     quantizer.encode(vectors)
     encoded = time.perf_counter()
-    per_run = split_iterations(counts, options.levels, options.restarts)
+    per_run = split_iterations(counts, options.levels)
     return measured(fitted - start, per_run) | {"encode_seconds": encoded - fitted}
 
 
@@ -104,8 +105,8 @@ def fit_faiss(options: argparse.Namespace) -> dict[str, Any]:
             options.dimensions,
             options.codes,
             niter=niter,
-            nredo=options.restarts,
-            max_points_per_centroid=options.sample,
+            nredo=RESTARTS,
+            max_points_per_centroid=SAMPLE,
             min_points_per_centroid=1,
         )
         kmeans.train(points)
@@ -145,7 +146,7 @@ def count_iterations() -> list[tuple[int, bool]]:
     return counts
 
 
-def split_iterations(counts: list[tuple[int, bool]], levels: int, restarts: int) -> list[int]:
+def split_iterations(counts: list[tuple[int, bool]], levels: int) -> list[int]:
     """The mean number of iterations of a restart, by level."""
     runs: list[int] = []
     for iterations, continues in counts:
@@ -153,7 +154,7 @@ def split_iterations(counts: list[tuple[int, bool]], levels: int, restarts: int)
             runs[-1] += iterations
         else:
             runs.append(iterations)
-    means = np.array(runs).reshape(levels, restarts).mean(axis=1)
+    means = np.array(runs).reshape(levels, RESTARTS).mean(axis=1)
     return [round(mean) for mean in means]
 
 

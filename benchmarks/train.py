@@ -1,30 +1,31 @@
-"""Training speed: of the machine's matrix products, and beside what common implementations do.
+"""Training speed: as a share of the machine's matrix products, and beside common implementations.
 
-    python benchmarks/train.py [DATA] [--picture cost.png] [--json]
+    python benchmarks/train.py [DATA] [--picture cost.png] [--quick] [--json]
 
-(a) achieved FLOP/s of whole training steps, as the presets do them, over the FLOP/s of a plain
-    float32 matrix product, in as many processes as `maskgr train` starts, and in one; `cpu` trains
-    in two stages, each by itself;
-(b) users a second beside a reference: every sequence padded to 120 tokens, `nn.TransformerEncoder`,
-    logits over the whole vocabulary at every position;
+(a) FLOP/s of whole training steps of each preset's network over the FLOP/s of a plain float32
+    matrix product, in as many processes as `maskgr train` starts, and in one. `maskgr` trains two
+    networks, the history's encoder and the denoiser. Operations are those that torch counts in
+    matrix products and attention;
+(b) users a second beside a reference: every sequence padded, `nn.TransformerEncoder`, logits over
+    the whole vocabulary or catalogue at every position;
 (c) the cost against the length of the history and the number of items.
 
-Everything is measured in one process, the sides taking turns, so that a busy machine slows all.
+The sides take turns in one run, so that a busy machine slows all of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import multiprocessing
 import os
 import resource
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,100 +34,131 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from maskgr.config import PRESETS, DenseConfig, NetworkConfig
 from maskgr.data.open import open_dataset
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Holdout, Split, leave_out
+from maskgr.data.splits import Split, leave_out
 from maskgr.devices import keep_freed_memory
-from maskgr.models.maskgr import MaskGR
-from maskgr.models.network import Part, build_network, flops_per_token
-from maskgr.models.task import Task
-from maskgr.nn.optimizer import build_optimizer, clip_gradients
+from maskgr.models.base import TrainConfig, train_config
+from maskgr.models.maskgr.model import MaskGR, _history_config
+from maskgr.models.maskgr.paper import PaperMaskGR
+from maskgr.models.sasrec import SASRec
+from maskgr.nn.transformer import TransformerConfig
+from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.batches import Batches, Place
 from maskgr.training.distributed import MOST, World
-from maskgr.training.fit import _Forward
+from maskgr.training.fit import State, Trainable, Trainer
+from maskgr.training.log import RunLog
+from maskgr.training.workspace import Workspace
 
-SIZES = (256, 256, 256, 256, 6)  # the paper's, with a de-duplication digit
-PADDED = 120
-BUDGET = 16_384
-STAGES: tuple[tuple[str, Part | None], ...] = (("cpu", "dense"), ("cpu", "digits"), ("paper", None))
+STAGES = {  # name -> model, preset, preset of a quick run
+    "history": ("maskgr", "cpu", "tiny"),
+    "denoiser": ("maskgr", "cpu", "tiny"),
+    "sasrec": ("sasrec", "cpu", "tiny"),
+    "paper": ("maskgr-paper", "paper", "tiny-paper"),
+}
+PADDED = 120  # tokens of the reference's sequences
 ALONE = World(0, 1, torch.device("cpu"))
 PROCESSES = min(os.cpu_count() or 1, MOST)
 ROUNDS = 5
+# Operations that torch does not count by itself, and others with the same number of operations.
+aten = torch.ops.aten
+ALIKE = {
+    aten.addmm_: aten.addmm,
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        aten._scaled_dot_product_flash_attention_backward
+    ),
+}
+flop_registry.update({operation: flop_registry[other] for operation, other in ALIKE.items()})
 
 
-def matrix_speed(size: int = 2048, seconds: float = 1.0) -> float:
-    """FLOP/s of float32 matrix products, sustained for a second: the speed of light here.
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """The data of a training, and the semantic IDs of its items."""
 
-    Sustained, because a training step lasts seconds too: the best of a few short products would
-    catch a moment of quiet on a shared machine that no step can.
-    """
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    spent, count = 0.0, 0
-    while spent < seconds:
-        spent += timed(torch.mm, a, b)
-        count += 1
-    return 2 * size**3 * count / spent
+    split: Split
+    sids: Any  # SemanticIds, or the three of its fields that networks read
+
+    @classmethod
+    def open(cls, data: str, config: TrainConfig, folder: Path) -> Problem:
+        """The dataset `data` with IDs of its items' text, which are made once in `folder`."""
+        dataset, ids = open_dataset(data), folder / config.name
+        if not ids.exists():
+            SemanticIds.make(dataset, getattr(config.model, "sids", None)).save(ids)
+        return cls(leave_out(dataset.histories, config.leave_out), SemanticIds.load(ids))
+
+    @classmethod
+    def random(cls, items: int, users: int = 100, length: int = 10) -> Problem:
+        rng = np.random.default_rng(0)
+        histories = Sequences.of([rng.integers(items, size=length + 2) for _ in range(users)])
+        sids = SimpleNamespace(
+            digits=rng.integers(256, size=(items, 4), dtype=np.int32),
+            codebook_sizes=(256,) * 4,
+            embeddings=rng.standard_normal((items, 256), dtype=np.float32),
+        )
+        return cls(leave_out(histories), sids)
 
 
-def timed(work: Callable[..., Any], *arguments: Any) -> float:
-    start = time.perf_counter()
-    work(*arguments)
-    return time.perf_counter() - start
+def config_of(stage: str, quick: bool, settings: Sequence[str] = ()) -> TrainConfig:
+    model, preset, small = STAGES[stage]
+    return train_config(small if quick else preset, settings, model=model)
+
+
+def network_of(stage: str, config: TrainConfig, problem: Problem) -> Trainable:
+    """The network that a stage trains, with random weights: speed does not depend on them."""
+    torch.manual_seed(0)
+    counts = np.bincount(problem.split.train.values, minlength=len(problem.sids.digits))
+    if stage == "paper":
+        return PaperMaskGR(config, problem.sids, counts)
+    if stage == "sasrec":
+        return SASRec(config.model, counts, None, config.history_limit)
+    text = torch.from_numpy(problem.sids.embeddings) if config.model.text else None
+    history = SASRec(_history_config(config.model), counts, text, config.history_limit)
+    return history if stage == "history" else MaskGR(config, problem.sids, history)
 
 
 class Ours:
-    """A training step as the loop does it."""
+    """Training steps as `maskgr.training.fit` takes them."""
 
     def __init__(
-        self,
-        preset: str,
-        digits: Tensor,
-        part: Part | None = None,
-        *,
-        aware: bool | None = None,
-        world: World = ALONE,
+        self, stage: str, config: TrainConfig, problem: Problem, world: World = ALONE
     ) -> None:
-        config = PRESETS[preset]
-        if aware is not None:  # the digits' loss alone
-            objective = replace(config.objective, catalogue_aware=aware)
-            objective = replace(objective, distil=0, copies=1)
-            config = replace(config, objective=objective, dense=DenseConfig())
-        self.world = world
-        text = np.random.default_rng(0).standard_normal((len(digits), 256)).astype(np.float32)
-        sizes = SIZES[: digits.shape[1]]
-        sids: Any = SimpleNamespace(digits=digits.numpy(), codebook_sizes=sizes, embeddings=text)
-        self.network = build_network(config, sids).train()
-        self.optimizer = build_optimizer(self.network, 1e-3, 1e-3)
-        model = MaskGR(self.network, sids, config)
-        nobody = Holdout(np.empty(0, np.int64), Sequences.of([]), np.empty((0, 1), np.int32))
-        split = Split(Sequences.of([]), nobody, nobody)
-        self.task = Task(model, split, world, part)
-        self.wrapped = world.wrap(_Forward(self.task))
+        network = network_of(stage, config, problem)
+        self.budget = config.fit.token_budget // network.tokens_per_item
+        self.trainer = Trainer(
+            network,
+            problem.split,
+            Batches(problem.split.train, config.history_limit + 1, self.budget),
+            config.fit,
+            Workspace(Path("unused"), world),
+            RunLog(Path("unused"), writes=False).__enter__(),
+            State(total=1000),
+        )
 
     def step(self, batch: Sequences) -> None:
-        pieces, tokens = self.task.prepare(batch, seed=0)
-        self.optimizer.zero_grad()
-        for number, piece in enumerate(pieces):
-            last = number + 1 == len(pieces)
-            apart = self.world.size > 1 and not last
-            with self.wrapped.no_sync() if apart else contextlib.nullcontext():  # type: ignore[operator]
-                (self.wrapped(piece) / tokens).backward()
-        clip_gradients(self.network, 1.0)
-        self.optimizer.step()
+        self.trainer._step([(Place(), batch)])
+
+    def batches(self, rounds: int) -> list[Sequences]:
+        """One to warm up, and the rounds."""
+        stream = self.trainer.batches.from_place(Place())
+        return [next(stream)[1] for _ in range(rounds + 1)]
+
+    def flops_per_item(self, batch: Sequences) -> float:
+        with FlopCounterMode(display=False) as counter:
+            self.step(batch)
+        return counter.get_total_flops() / len(batch.values)
 
 
-def worker(
-    rank: int, size: int, port: int, preset: str, digits: Any, part: Part | None, pipe: Any
-) -> None:
-    """A process that does its share of each batch it is sent, with its share of the cores."""
+def worker(rank: int, size: int, port: int, options: dict[str, Any], pipe: Any) -> None:
+    """A process that computes its share of each batch it is sent, with its share of the cores."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
     keep_freed_memory()
-    torch.manual_seed(0)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
-    here = World(rank, size, torch.device("cpu"))
-    ours = Ours(preset, torch.from_numpy(digits), part, world=here)
+    config = config_of(options["stage"], options["quick"])
+    problem = Problem.open(options["data"], config, options["folder"])
+    ours = Ours(options["stage"], config, problem, World(rank, size, torch.device("cpu")))
     while (batch := pipe.recv()) is not None:
         ours.step(batch)
         pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
@@ -136,16 +168,15 @@ def worker(
 class Together:
     """Processes that train together, or one with all cores."""
 
-    def __init__(self, preset: str, digits: Tensor, part: Part | None, size: int) -> None:
+    def __init__(self, size: int, **options: Any) -> None:
         context = multiprocessing.get_context("spawn")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         pairs = [context.Pipe() for _ in range(size)]
         self.pipes = [own for own, _ in pairs]
-        array = digits.numpy().copy()  # sending a tensor would move it under the feet of others
         self.processes = [
-            context.Process(target=worker, args=(rank, size, port, preset, array, part, other))
+            context.Process(target=worker, args=(rank, size, port, options, other))
             for rank, (_, other) in enumerate(pairs)
         ]
         for process in self.processes:
@@ -164,206 +195,277 @@ class Together:
             process.join()
 
 
+def matrix_speed(size: int, seconds: float) -> float:
+    """FLOP/s of float32 matrix products, sustained for as long as a training step lasts: the best
+    of a few short products would catch a quiet moment of a shared machine that no step can."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    spent, count = 0.0, 0
+    while spent < seconds:
+        spent += timed(torch.mm, a, b)
+        count += 1
+    return 2 * size**3 * count / spent
+
+
+def timed(work: Callable[..., Any], *arguments: Any) -> float:
+    start = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - start
+
+
+def efficiency(stage: str, data: str, folder: Path, quick: bool) -> dict[str, Any]:
+    """(a) and the peak memory of a process that computes whole batches."""
+    config = config_of(stage, quick)
+    ours = Ours(stage, config, Problem.open(data, config, folder))
+    first, *batches = ours.batches(1 if quick else ROUNDS)
+    flops = ours.flops_per_item(first)
+    options = {"stage": stage, "data": data, "folder": folder, "quick": quick}
+    ways = {"one": Together(1, **options), "together": Together(PROCESSES, **options)}
+    shares: dict[str, list[float]] = {name: [] for name in ways}
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    for way in ways.values():
+        way.step(first)
+    for batch in batches:
+        light = matrix_speed(*((256, 0.01) if quick else (2048, 1.0)))
+        for name, way in ways.items():
+            speed = len(batch.values) / timed(way.step, batch)
+            speeds[name].append(speed)
+            shares[name].append(flops * speed / light)
+    for way in ways.values():
+        way.close()
+    trained = [p for p in ours.trainer.network.parameters() if p.requires_grad]
+    return {
+        "stage": stage,
+        "model": config.name,
+        "parameters": sum(p.numel() for p in trained),
+        "processes": PROCESSES,
+        "megaflops_per_item": flops / 1e6,
+        "items_per_second": float(np.median(speeds["together"])),
+        "users_per_second": float(np.median(speeds["together"]))
+        * np.mean([len(b) / len(b.values) for b in batches]),
+        "share_of_matrix_product": float(np.median(shares["together"])),
+        "share_in_one_process": float(np.median(shares["one"])),
+        "peak_gib": ways["one"].peak_gib,
+        "peak_gib_together": ways["together"].peak_gib,
+    }
+
+
+def torch_encoder(config: TransformerConfig) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(
+        config.width,
+        config.heads,
+        config.hidden,
+        config.dropout,
+        activation="gelu",
+        batch_first=True,
+        norm_first=True,
+    )
+    return nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
+
+
+def padded_rows(rows: Sequence[Tensor], length: int, padding: int) -> Tensor:
+    """(rows, length) the last `length` of each, padded behind."""
+    padded = torch.full((len(rows), length), padding)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row[-length:]
+    return padded
+
+
 class Reference(nn.Module):
-    """What common implementations do."""
+    """A common implementation of a training step: padding, and logits at every position."""
 
-    def __init__(self, config: NetworkConfig, digits: Tensor) -> None:
-        super().__init__()
-        vocabulary = sum(SIZES) + 2  # [MASK], [PAD]
-        self.tokens = nn.Embedding(vocabulary, config.width)
-        self.positions = nn.Embedding(PADDED, config.width)
-        layer = nn.TransformerEncoderLayer(
-            config.width,
-            config.heads,
-            config.hidden,
-            config.dropout,
-            activation="gelu",
-            batch_first=True,
-            norm_first=True,
-        )
-        self.encoder = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
-        self.digits = digits + torch.tensor(np.cumsum((0, *SIZES[:-1])))
-        self.optimizer = torch.optim.AdamW(self.parameters())
+    optimizer: torch.optim.Optimizer
 
-    def step(self, batch: Sequences) -> None:
-        tokens = torch.full((len(batch), PADDED), sum(SIZES) + 1)
-        for row, items in enumerate(batch):
-            flat = self.digits[torch.from_numpy(items).long()].flatten()[-PADDED:]
-            tokens[row, : len(flat)] = flat
-        padding = tokens == sum(SIZES) + 1
-        level = 1 - torch.rand(len(batch), 1)
-        masked = (torch.rand(tokens.shape) < level) & ~padding
-        states = self.tokens(tokens.masked_fill(masked, sum(SIZES)))
-        states = states + self.positions(torch.arange(PADDED))
-        hidden = self.encoder(states, src_key_padding_mask=padding)
-        logits = hidden @ self.tokens.weight.T  # (users, 120, vocabulary)
-        losses = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
-        loss = (losses.view_as(tokens) * masked / level).sum() / (~padding).sum()
+    def optimise(self, loss: Tensor) -> None:
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters(), 1.0)
         self.optimizer.step()
 
 
-def histories(data: str) -> tuple[Sequences, Tensor]:
-    """Training sequences of `data`, and digits of its items: random, as speed is the same."""
-    dataset = open_dataset(data)
-    rng = np.random.default_rng(0)
-    digits = np.stack([rng.integers(size, size=len(dataset.items)) for size in SIZES], axis=1)
-    return leave_out(dataset.histories).train, torch.from_numpy(digits)
+class PaperReference(Reference):
+    """The paper's network and objective."""
+
+    def __init__(self, config: TrainConfig, sids: Any) -> None:
+        super().__init__()
+        network, sizes = config.model.network, sids.codebook_sizes
+        self.sizes = sizes
+        self.mask, self.pad = sum(sizes), sum(sizes) + 1
+        self.starts = torch.tensor(np.cumsum((0, *sizes[:-1])))
+        self.codes = torch.from_numpy(sids.digits).long() + self.starts  # (items, levels) tokens
+        self.tokens = nn.Embedding(self.pad + 1, network.width)
+        self.positions = nn.Embedding(PADDED, network.width)
+        self.encoder = torch_encoder(network)
+        self.optimizer = torch.optim.AdamW(self.parameters())
+
+    def pack(self, histories: Sequences) -> Tensor:
+        """(users, PADDED) tokens."""
+        rows = [self.codes[torch.from_numpy(items).long()].flatten() for items in histories]
+        return padded_rows(rows, PADDED, self.pad)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """(users, PADDED, vocabulary)."""
+        states = self.tokens(tokens) + self.positions(torch.arange(PADDED))
+        hidden = self.encoder(states, src_key_padding_mask=tokens == self.pad)
+        found: Tensor = hidden @ self.tokens.weight.T
+        return found
+
+    def step(self, batch: Sequences) -> None:
+        tokens = self.pack(batch)
+        real = tokens != self.pad
+        level = 1 - torch.rand(len(batch), 1)
+        masked = (torch.rand(tokens.shape) < level) & real
+        logits = self.logits(tokens.masked_fill(masked, self.mask)).flatten(0, 1)
+        losses = functional.cross_entropy(logits, tokens.flatten(), reduction="none")
+        self.optimise((losses.view_as(tokens) * masked / level).sum() / real.sum())
 
 
-def batches_of(sequences: Sequences, items: int) -> list[Sequences]:
-    """Of so many items, one to warm up and the rounds."""
-    stream = Batches(sequences, 21, items).from_place(Place())
-    return [next(stream)[1] for _ in range(ROUNDS + 1)]
+class SASRecReference(Reference):
+    """SASRec with cross-entropy over all items."""
 
+    def __init__(self, config: TrainConfig, n_items: int) -> None:
+        super().__init__()
+        network = config.model.transformer
+        self.length, self.pad = config.history_limit, n_items
+        self.items = nn.Embedding(n_items + 1, network.width)
+        self.positions = nn.Embedding(self.length, network.width)
+        self.encoder = torch_encoder(network)
+        self.optimizer = torch.optim.AdamW(self.parameters())
 
-def efficiency(
-    preset: str, part: Part | None, sequences: Sequences, digits: Tensor
-) -> dict[str, Any]:
-    """(a) and the peak memory of a process that did the whole batch."""
-    if PRESETS[preset].unique != "append":
-        digits = digits[:, :4]
-    m, objective = digits.shape[1], PRESETS[preset].objective
-    ours = Ours(preset, digits, part)
-    network, copies = ours.network, ours.task.copies
-    one = Together(preset, digits, part, 1)
-    together = Together(preset, digits, part, PROCESSES)
-    ratios: dict[str, list[float]] = {"one": [], "together": []}
-    tokens_per_second, budget = [], PRESETS[preset].loop.token_budget
-    for number, batch in enumerate(batches_of(sequences, budget // ours.task.tokens_per_item)):
-        light = matrix_speed()
-        lengths = np.repeat(batch.lengths * m, copies)
-        length = float((lengths**2).sum() / lengths.sum())
-        flops = flops_per_token(
-            network, length, part=part, taught=objective.distil > 0, copies=copies
+    def step(self, batch: Sequences) -> None:
+        rows = [torch.from_numpy(items).long() for items in batch if len(items) > 1]
+        inputs = padded_rows([row[:-1] for row in rows], self.length, self.pad)
+        targets = padded_rows([row[1:] for row in rows], self.length, self.pad)
+        states = self.items(inputs) + self.positions(torch.arange(self.length))
+        mask = nn.Transformer.generate_square_subsequent_mask(self.length)
+        hidden = self.encoder(states, mask=mask, is_causal=True)
+        logits = hidden @ self.items.weight.T  # (users, length, items + 1)
+        self.optimise(
+            functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=self.pad)
         )
-        for name, way in (("one", one), ("together", together)):
-            seconds = timed(way.step, batch)
-            if number:  # the first is for warming up
-                ratios[name].append(flops * lengths.sum() / seconds / light)
-        tokens_per_second.append(lengths.sum() / seconds)
-    one.close()
-    together.close()
-    return {
-        "preset": preset,
-        "part": part,
-        "parameters": sum(p.numel() for p in network.parameters()),
-        "processes": PROCESSES,
-        "tokens_per_second": float(np.median(tokens_per_second)),
-        "share_of_matrix_product": float(np.median(ratios["together"])),
-        "share_in_one_process": float(np.median(ratios["one"])),
-        "peak_gib": one.peak_gib,
-        "peak_gib_together": together.peak_gib,
-    }
 
 
-def against_reference(batches: list[Sequences], digits: Tensor) -> dict[str, float]:
+def against_reference(stage: str, data: str, folder: Path, quick: bool) -> dict[str, Any]:
     """(b) on the same users."""
-    config = PRESETS["paper"].network
-    ours, theirs = Ours("paper", digits), Reference(config, digits)
-    few = [batch.select(np.arange(0, len(batch), 4)) for batch in batches]  # the padded are slow
-    ours.step(few[0])
-    theirs.step(few[0])
-    own = theirs_seconds = users = 0.0
-    for batch in few[1:]:
+    config = config_of(stage, quick)
+    problem = Problem.open(data, config, folder)
+    ours = Ours(stage, config, problem)
+    theirs: PaperReference | SASRecReference = (
+        PaperReference(config, problem.sids)
+        if stage == "paper"
+        else SASRecReference(config, len(problem.sids.digits))
+    )
+    batches = ours.batches(1 if quick else ROUNDS)
+    if stage == "paper":  # the padded steps are slow
+        batches = [batch.select(np.arange(0, len(batch), 4)) for batch in batches]
+    ours.step(batches[0])
+    theirs.step(batches[0])
+    own = other = users = 0.0
+    for batch in batches[1:]:
         own += timed(ours.step, batch)
-        theirs_seconds += timed(theirs.step, batch)
+        other += timed(theirs.step, batch)
         users += len(batch)
     return {
+        "stage": stage,
         "users_per_second": users / own,
-        "reference_users_per_second": users / theirs_seconds,
-        "ratio": theirs_seconds / own,
+        "reference_users_per_second": users / other,
+        "ratio": other / own,
     }
 
 
-def cost_by_length(lengths: list[int]) -> dict[int, float]:
-    """(c) milliseconds a user for the digits, with the same number of tokens in every batch."""
-    ours = Ours("cpu", random_digits(10_000), aware=False)
-    costs = {}
-    for length in lengths:
-        users = max(1, BUDGET // (length * len(SIZES)))
-        rng = np.random.default_rng(0)
-        batch = Sequences.of([rng.integers(10_000, size=length) for _ in range(users)])
-        ours.step(batch)
-        costs[length] = 1e3 * min(timed(ours.step, batch) for _ in range(3)) / users
-    return costs
+def cost_by_length(lengths: list[int], quick: bool) -> dict[str, dict[int, float]]:
+    """(c) milliseconds a user, with the same number of items in every batch."""
+    found: dict[str, dict[int, float]] = {}
+    for stage in ("history", "denoiser"):
+        config = config_of(stage, quick, [f"history_limit={max(lengths)}"])
+        problem = Problem.random(1000 if quick else 10_000)
+        ours = Ours(stage, config, problem)
+        found[stage] = {n: cost(ours, problem, ours.budget // n, n, quick) for n in lengths}
+    return found
 
 
-def cost_by_items(counts: list[int], *, aware: bool) -> dict[int, float]:
-    """(c) milliseconds a user, without and with the catalogue-aware likelihood."""
-    costs = {}
-    for count in counts:
-        digits = random_digits(count)
-        ours = Ours("cpu", digits, aware=aware)
-        rng = np.random.default_rng(0)
-        batch = Sequences.of([rng.integers(count, size=10) for _ in range(BUDGET // 50)])
-        ours.step(batch)
-        best = min(timed(ours.step, batch) for _ in range(3))
-        costs[count] = 1e3 * best / len(batch)
-    return costs
+def cost_by_items(counts: list[int], quick: bool) -> dict[str, dict[int, float]]:
+    """(c) milliseconds a user with histories of 10 items."""
+    found: dict[str, dict[int, float]] = {}
+    sampled = ["loss=sampled", "repeat_bias=false"]
+    for name, stage, settings in (
+        ("history", "history", []),
+        ("history, sampled softmax", "history", sampled),
+        ("denoiser", "denoiser", []),
+    ):
+        config = config_of(stage, quick, settings)
+        found[name] = {}
+        for count in counts:
+            problem = Problem.random(count)
+            ours = Ours(stage, config, problem)
+            found[name][count] = cost(ours, problem, ours.budget // 10, 10, quick)
+    return found
 
 
-def random_digits(count: int) -> Tensor:
-    rng = np.random.default_rng(0)
-    return torch.from_numpy(np.stack([rng.integers(s, size=count) for s in SIZES], axis=1))
+def cost(ours: Ours, problem: Problem, users: int, length: int, quick: bool) -> float:
+    """Milliseconds a user: the best of three steps after one to warm up."""
+    rng, n_items = np.random.default_rng(0), len(problem.sids.digits)
+    batch = Sequences.of([rng.integers(n_items, size=length) for _ in range(max(1, users))])
+    ours.step(batch)
+    return 1e3 * min(timed(ours.step, batch) for _ in range(1 if quick else 3)) / len(batch)
 
 
 def draw(found: dict[str, Any], file: Path) -> None:
     from maskgr.figures import new_figure, save_png
 
     figure = new_figure(10, 4)
-    left, right = figure.subplots(1, 2)
-    left.plot(*zip(*found["by_length"].items(), strict=True), marker="o")
-    left.set(xlabel="items of a history", ylabel="milliseconds a user", xscale="log", yscale="log")
-    for name in ("by_items", "by_items_catalogue_aware"):
-        label = "catalogue-aware" if name.endswith("aware") else "plain"
-        right.plot(*zip(*found[name].items(), strict=True), marker="o", label=label)
-    right.set(xlabel="items of the catalogue", ylabel="milliseconds a user", xscale="log")
-    right.set_ylim(bottom=0)
-    right.legend()
+    names = {"by_length": "items of a history", "by_items": "items of the catalogue"}
+    for axes, (name, label) in zip(figure.subplots(1, 2), names.items(), strict=True):
+        for stage, costs in found[name].items():
+            axes.plot(*zip(*costs.items(), strict=True), marker="o", label=stage)
+        axes.set(xlabel=label, ylabel="milliseconds a user", xscale="log", yscale="log")
+        axes.legend()
     save_png(figure, file)
 
 
+def measure(data: str, folder: Path, quick: bool) -> dict[str, Any]:
+    return {
+        "data": data,
+        "stages": [efficiency(stage, data, folder, quick) for stage in STAGES],
+        "references": [against_reference(s, data, folder, quick) for s in ("sasrec", "paper")],
+        "by_length": cost_by_length([2, 5] if quick else [2, 5, 10, 20, 50, 100], quick),
+        "by_items": cost_by_items([300, 1000] if quick else [1000, 10_000, 100_000], quick),
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [
+        f"{row['stage']:8} {row['parameters']:>10,} parameters {row['users_per_second']:>7,.0f} "
+        f"users/s {row['items_per_second']:>7,.0f} items/s {row['megaflops_per_item']:>7,.1f} "
+        f"MFLOP an item, {row['share_of_matrix_product']:.2f} of a matrix product's FLOP/s in "
+        f"{row['processes']} processes, {row['share_in_one_process']:.2f} in one, peak "
+        f"{row['peak_gib']:.2f} GiB in one"
+        for row in found["stages"]
+    ]
+    lines += [
+        f"{row['stage']:8} {row['users_per_second']:,.0f} users/s, reference "
+        f"{row['reference_users_per_second']:,.0f}: {row['ratio']:.1f} times"
+        for row in found["references"]
+    ]
+    for name in ("by_length", "by_items"):
+        for stage, costs in found[name].items():
+            values = ", ".join(f"{key:,}: {value:.2f}" for key, value in costs.items())
+            lines.append(f"milliseconds a user {name.replace('_', ' ')}, {stage}: {values}")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", nargs="?", default="synthetic", help="a dataset folder or source")
     parser.add_argument("--picture", type=Path, help="draw (c) to this PNG")
+    parser.add_argument("--quick", action="store_true", help="tiny presets: does it run?")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
-    sequences, digits = histories(options.data)
-    torch.manual_seed(0)
     keep_freed_memory()
-    found: dict[str, Any] = {
-        "data": options.data,
-        "stages": [efficiency(preset, part, sequences, digits) for preset, part in STAGES],
-        "reference": against_reference(batches_of(sequences, BUDGET // len(SIZES)), digits),
-        "by_length": cost_by_length([2, 5, 10, 20, 50, 100]),
-        "by_items": cost_by_items([100, 10_000, 1_000_000], aware=False),
-        "by_items_catalogue_aware": cost_by_items([100, 10_000, 1_000_000], aware=True),
-    }
+    with TemporaryDirectory() as folder:
+        found = measure(options.data, Path(folder), options.quick)
     if options.picture:
         draw(found, options.picture)
-    if options.json:
-        print(json.dumps(found, indent=2))
-        return
-    for row in found["stages"]:
-        print(
-            f"{row['preset']:5} {row['part'] or '':6} {row['parameters']:>10,} parameters "
-            f"{row['tokens_per_second']:>9,.0f} tokens/s, "
-            f"{row['share_of_matrix_product']:.2f} of a matrix product's FLOP/s in "
-            f"{row['processes']} processes, {row['share_in_one_process']:.2f} in one, "
-            f"peak {row['peak_gib']:.2f} GiB in one"
-        )
-    row = found["reference"]
-    print(
-        f"paper  {row['users_per_second']:,.0f} users/s, reference "
-        f"{row['reference_users_per_second']:,.0f}: {row['ratio']:.1f} times"
-    )
-    for name in ("by_length", "by_items", "by_items_catalogue_aware"):
-        costs = ", ".join(f"{key:,}: {value:.2f}" for key, value in found[name].items())
-        print(f"milliseconds a user {name.replace('_', ' ')}: {costs}")
+    print(json.dumps(found, indent=2) if options.json else table(found))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ import pytest
 
 import maskgr as package
 from maskgr.cli.console import print_json
+from maskgr.models.base import MODELS
 from tests.conftest import Outcome
 
 HEAVY = ("torch", "polars", "numpy", "faiss", "rich", "pandas", "scipy", "transformers")
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """What makes help slow is imports, so these are counted instead of seconds."""
+    """Imports make help slow, so they are checked instead of seconds."""
     program = (
         "import sys; sys.argv = ['maskgr', '--help']\n"
         "from maskgr.cli import main\n"
@@ -31,35 +32,56 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_every_command_has_help(maskgr: Callable[..., Outcome]) -> None:
-    for words in ([], ["data"], ["data", "fetch"], ["data", "inspect"], ["train"], ["evaluate"]):
+    groups = (["data", "fetch"], ["data", "inspect"], ["sids", "make"], ["sids", "show"],
+              ["study", "list"], ["study", "run"])  # fmt: skip
+    single = ("demo", "models", "train", "evaluate", "recommend", "explain", "add-items")
+    for words in ([], ["data"], ["sids"], ["study"], *groups, *([name] for name in single)):
         outcome = maskgr(*words, "--help")
         assert outcome.code == 0
-        assert outcome.out.startswith("Usage: maskgr")
+        assert outcome.out.startswith(" ".join(["Usage: maskgr", *words]))
 
 
 def test_version(maskgr: Callable[..., Outcome]) -> None:
     assert maskgr("--version").out.strip() == package.__version__
 
 
+TRAIN = ["train", "synthetic", "--out", "x"]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["fly"], "error: No such command 'fly'."),
-        (["train", "synthetic"], "error: Missing option '--out'."),
-        (["train", "nowhere", "--out", "x"], "error: 'nowhere' is neither a folder nor a source"),
-        (["train", "synthetic", "--out", "x", "--model", "magic"], "error: there is no model"),
-        (["train", "synthetic", "--out", "x", "--repeats", "eat"], "error: --repeats eat is not a"),
-        (["evaluate", "nowhere"], "error: there is no folder nowhere; check the path"),
-        (["evaluate", "x", "--protocol", "some"], "error: there is no protocol 'some'; choose all"),
-        (["evaluate", "x", "--k", "five"], "error: --k five is not a list of numbers"),
-        (["recommend", "x", "--unknown", "eat"], "error: --unknown eat is not a choice"),
-        (["recommend", "x", "--input", "a", "--output", "b", "--json"], "error: --input and"),
-        (["experiment", "dense", "--out", "x", "--preset", "tiny"], "error: the preset tiny has"),
-        (["data", "fetch", "netflix"], "error: 'netflix' is neither a folder nor a source"),
-        (["data", "fetch", "beauty", "--set", "users=5"], "error: beauty has no parameters"),
-        (["data", "fetch", "synthetic", "--set", "size=5"], "error: --set size=5 is not key=value"),
-        (["data", "fetch", "synthetic", "--set", "users=x"], "error: --set users=x: 'x' is not a"),
-        (["data", "fetch", "synthetic", "--set", "users=0"], "error: the generated shop's users"),
+        (["fly"], "No such command 'fly'."),
+        (["train", "synthetic"], "Missing option '--out'."),
+        (["train", "nowhere", "--out", "x"], "'nowhere' is neither a folder nor a source"),
+        ([*TRAIN, "--model", "magic"], "there is no model 'magic'; the models are maskgr, "),
+        ([*TRAIN, "--preset", "huge"], "there is no preset 'huge'; the presets are cpu, "),
+        ([*TRAIN, "--model", "maskgr-paper"], "maskgr-paper has no preset 'cpu'; its presets are"),
+        ([*TRAIN, "--repeats", "eat"], "Invalid value for '--repeats': "),
+        ([*TRAIN, "--k-core", "-1"], "Invalid value for '--k-core': "),
+        ([*TRAIN, "--device", "abacus"], "there is no device 'abacus'; give auto, cpu"),
+        ([*TRAIN, "--processes", "0"], "--processes 0 does not fit the "),
+        ([*TRAIN, "--processes", "999"], "--processes 999 does not fit the "),
+        ([*TRAIN, "--model", "popularity", "--processes", "2"], "popularity is trained by one"),
+        ([*TRAIN, "--set", "colour=blue"], "--set colour=blue: there is no setting colour; the"),
+        ([*TRAIN, "--set", "steps=5"], "--set steps=5: steps is ambiguous; use one of model.deco"),
+        (["evaluate", "nowhere"], "there is no folder nowhere; check the path"),
+        (["evaluate", "x", "--protocol", "some"], "Invalid value for '--protocol': "),
+        (["evaluate", "x", "--split", "train"], "Invalid value for '--split': "),
+        (["evaluate", "x", "--users", "0"], "Invalid value for '--users': "),
+        (["evaluate", "x", "--k", "five"], "--k five is not a list of numbers"),
+        (["recommend", "x", "--unknown", "eat"], "Invalid value for '--unknown': "),
+        (["recommend", "x", "--retrieval", "telepathic"], "Invalid value for '--retrieval': "),
+        (["recommend", "x", "--steps", "0"], "Invalid value for '--steps': "),
+        (["recommend", "x", "--input", "a"], "--input and --output go together"),
+        (["recommend", "x", "--input", "a", "--output", "b", "--json"], "--input and --output go"),
+        (["study", "magic", "--out", "x"], "there is no study 'magic'; the studies are "),
+        (["study", "orders", "--out", "x", "--only", "a"], "--only chooses among the variants of"),
+        (["data", "fetch", "netflix"], "'netflix' is neither a folder nor a source"),
+        (["data", "fetch", "beauty", "--set", "users=5"], "beauty has no settings; only synthetic"),
+        (["data", "fetch", "synthetic", "--set", "size=5"], "--set size=5: there is no setting si"),
+        (["data", "fetch", "synthetic", "--set", "users=x"], "--set users=x: 'x' is not a valid i"),
+        (["data", "fetch", "synthetic", "--set", "users=0"], "the generated shop's users"),
     ],
 )
 def test_user_errors_are_one_sentence_and_exit_2(
@@ -68,8 +90,47 @@ def test_user_errors_are_one_sentence_and_exit_2(
     outcome = maskgr(*words)
     assert outcome.code == 2
     assert outcome.out == ""
-    assert outcome.err.startswith(expected)
+    assert outcome.err.startswith(f"error: {expected}")
     assert outcome.err.count("\n") == 1
+
+
+def test_models_are_listed_with_what_they_can_do(maskgr: Callable[..., Outcome]) -> None:
+    found = {row.pop("name"): row for row in json.loads(maskgr("models", "--json").out)}
+    assert list(found) == list(MODELS)
+    assert found["maskgr"]["presets"] == ["tiny", "cpu"]
+    assert "decode digits" in found["maskgr"]["can"]
+    assert "decode digits" not in found["popularity"]["can"]
+    table = maskgr("models").out
+    for name, row in found.items():
+        assert f"{name}: {row['about']}\n    needs: {row['needs']}\n" in table
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "advice"),
+    [
+        ([*TRAIN, "--processes", "1"], "maskgr.run.start_run", "; go on with --resume"),
+        (
+            ["study", "x", "--out", "x"],
+            "maskgr.studies.registry.run_study",
+            "; the same command goes on",
+        ),
+        (["models"], "maskgr.models.base.model_class", ""),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(
+    maskgr: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    where: str,
+    advice: str,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupted)
+    outcome = maskgr(*words)
+    assert outcome.code == 130
+    assert outcome.err.splitlines()[-1] == f"interrupted{advice}"
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(maskgr: Callable[..., Outcome]) -> None:
@@ -92,6 +153,6 @@ def test_a_bug_is_called_a_bug(
     )
 
 
-def test_json_has_no_word_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_null_for_nan_and_infinity(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": [float("nan"), 1.5], "b": {"c": float("inf")}})
     assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": {"c": None}}

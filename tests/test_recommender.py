@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
 from maskgr import Dataset, Recommender
-from maskgr.config import TrainConfig
-from maskgr.errors import ArtefactError, RequestError
+from maskgr.errors import ArtefactError, DataError, RequestError
+from maskgr.models.base import train_config
 
-POPULARITY = TrainConfig(model="popularity")
+POPULARITY = train_config(model="popularity")
 
 
 def dataset(ids: list[int] | str = "abcdef", repeat: bool = False) -> Dataset:
@@ -23,7 +25,7 @@ def dataset(ids: list[int] | str = "abcdef", repeat: bool = False) -> Dataset:
     return Dataset.from_frames(frame, items)
 
 
-def test_one_history_and_many() -> None:
+def test_recommends_for_one_history_or_many() -> None:
     rec = Recommender.train(dataset(), config=POPULARITY)
     assert [r.item_id for r in rec.recommend(["a"], top=2)] == ["b", "c"]
     many = rec.recommend([["a"], ["b", "c"], []], top=2)
@@ -32,13 +34,13 @@ def test_one_history_and_many() -> None:
     assert rec.recommend([], top=1)[0].item_id == "a"
 
 
-def test_integer_ids() -> None:
+def test_ids_keep_the_type_of_the_catalogue() -> None:
     rec = Recommender.train(dataset([10, 20, 30, 40]), config=POPULARITY)
     assert [r.item_id for r in rec.recommend([10], top=2)] == [20, 30]
     assert [r.item_id for r in rec.recommend(["10"], top=1)] == [20]  # as a command line has it
 
 
-def test_seen_items_go_where_nobody_repeats() -> None:
+def test_seen_items_are_excluded_where_nobody_repeats() -> None:
     assert Recommender.train(dataset(), config=POPULARITY).recommend(["a"], 1)[0].item_id == "b"
     rec = Recommender.train(dataset(repeat=True), config=POPULARITY)
     assert rec.repeats
@@ -46,7 +48,7 @@ def test_seen_items_go_where_nobody_repeats() -> None:
     assert rec.recommend(["a"], 1, exclude_seen=True)[0].item_id == "b"
 
 
-def test_allow_and_deny() -> None:
+def test_allow_and_deny_filter_the_items() -> None:
     rec = Recommender.train(dataset(), config=POPULARITY)
     assert [r.item_id for r in rec.recommend(["a"], 3, allow=["e", "c"])] == ["c", "e"]
     assert [r.item_id for r in rec.recommend(["a"], 2, deny=["b", "c"])] == ["d", "e"]
@@ -55,7 +57,7 @@ def test_allow_and_deny() -> None:
         rec.recommend(["a"], 1, allow=["b"], deny=["b"])
 
 
-def test_unknown_items() -> None:
+def test_unknown_items_raise_or_are_skipped() -> None:
     rec = Recommender.train(dataset(), config=POPULARITY)
     with pytest.raises(RequestError, match="item 'ghost' of the history is not in the catalogue"):
         rec.recommend(["a", "ghost"], 1)
@@ -65,15 +67,14 @@ def test_unknown_items() -> None:
 
 
 @pytest.mark.parametrize("top", [0, -1, 7])
-def test_top_out_of_range(top: int) -> None:
+def test_raises_when_top_is_out_of_range(top: int) -> None:
     with pytest.raises(RequestError, match=f"cannot give {top} items of a catalogue of 6; ask for"):
         Recommender.train(dataset(), config=POPULARITY).recommend(["a"], top)
 
 
 def test_saved_and_loaded_answers_the_same(tmp_path: Path) -> None:
-    rec = Recommender.train(
-        dataset(), config=TrainConfig(model="popularity", sparsify=0.25, seed=3), made={"data": "x"}
-    )
+    config = train_config("cpu", ["sparsify=0.25"], model="popularity", seed=3)
+    rec = Recommender.train(dataset(), config=config, made={"data": "x"})
     rec.save(tmp_path / "run")
     again = Recommender.load(tmp_path / "run")
     assert again.recommend(["a"], 6) == rec.recommend(["a"], 6)
@@ -83,7 +84,7 @@ def test_saved_and_loaded_answers_the_same(tmp_path: Path) -> None:
     assert set(again.made) == {"data", "fingerprint", "provenance", "seconds", "versions"}
 
 
-def test_damaged_runs_are_named(tmp_path: Path) -> None:
+def test_raises_when_a_saved_folder_is_damaged(tmp_path: Path) -> None:
     run = tmp_path / "run"
     Recommender.train(dataset(), config=POPULARITY).save(run)
     model = (run / "model.safetensors").read_bytes()
@@ -98,8 +99,38 @@ def test_damaged_runs_are_named(tmp_path: Path) -> None:
         Recommender.load(run)
 
 
-def test_unknown_model_and_empty_limit() -> None:
+def test_raises_when_model_preset_or_history_limit_is_impossible() -> None:
     with pytest.raises(RequestError, match="there is no model 'magic'; the models are maskgr"):
-        Recommender.train(dataset(), config=TrainConfig(model="magic"))
-    with pytest.raises(RequestError, match="a history limit of 0 shows the model nothing"):
-        Recommender.train(dataset(), config=TrainConfig(history_limit=0))
+        Recommender.train(dataset(), model="magic")
+    with pytest.raises(RequestError, match="popularity has no preset 'paper'; its presets are cpu"):
+        Recommender.train(dataset(), model="popularity", preset="paper")
+    with pytest.raises(RequestError, match="there is no preset 'huge'; the presets are cpu"):
+        Recommender.train(dataset(), preset="huge")
+    with pytest.raises(RequestError, match="history_limit is 0; use 1 or more"):
+        train_config("cpu", ["history_limit=0"])
+
+
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda rec: rec.recommend(["a"], 1, retrieval="generative"), "decode digits"),
+        (lambda rec: rec.decoding(steps=1), "decode digits"),
+        (lambda rec: rec.sample(["a"]), "sample"),
+        (lambda rec: rec.sessions(["a"]), "plan sessions"),
+    ],
+)
+def test_raises_when_the_model_cannot_do_it(ask: Callable[[Recommender], Any], what: str) -> None:
+    rec = Recommender.train(dataset(), config=POPULARITY)
+    with pytest.raises(RequestError, match=f"Popularity cannot {what}; maskgr.* can: train one"):
+        ask(rec)
+
+
+def test_new_items_are_recommended_without_training() -> None:
+    rec = Recommender.train(dataset(), config=POPULARITY)
+    more = rec.add_items(pl.DataFrame({"item_id": ["g", "h"], "title": ["Item g", "Item h"]}))
+    assert len(more.items) == 8
+    assert more.recommend(["a"], 1, allow=["h"])[0].item_id == "h"
+    with pytest.raises(DataError, match=r"1 of the new items are old, .*\(first: 'a'\)"):
+        rec.add_items(pl.DataFrame({"item_id": ["a", "g"]}))
+    with pytest.raises(DataError, match="the new items have no column item_id"):
+        rec.add_items(pl.DataFrame({"id": ["g"]}))

@@ -78,7 +78,7 @@ def _parsed(config: Any, path: tuple[str, ...], text: str, pair: str) -> Any:
 def _changed(config: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
     """All changes at once: a configuration may check two settings against each other."""
     values: dict[str, Any] = {}
-    for name in {path[0] for path in changes}:
+    for name in dict.fromkeys(path[0] for path in changes):
         inner = {path[1:]: value for path, value in changes.items() if path[0] == name}
         values[name] = inner[()] if () in inner else _changed(getattr(config, name), inner)
     return replace(config, **values)

@@ -306,16 +306,14 @@ def test_allowed_items_equal_enumeration(
 
 
 @pytest.mark.parametrize("constrained", [True, False])
-def test_few_and_many_denied_items_give_the_same_sessions_and_scores(
+def test_few_and_many_denied_items_give_the_same_sessions(
     constrained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = (3, 2)
     digits = [[0, 0], [0, 1], [1, 0], [1, 1], [1, 1], [2, 0], [2, 0]]
     allowed = torch.tensor([item not in (1, 5) for item in range(7)])  # only 5 shares its digits
     toy, catalogue = Toy(sizes, items=2), index(digits, sizes)
-    one, codes = Toy(sizes), torch.tensor(digits).expand(2, -1, -1)
-    items = torch.arange(7).expand(2, -1)
-    found, scores = [], []
+    found = []
     for few in (256, 0):
         monkeypatch.setattr(decoder_module, "FEW_DENIED", few)
         decoder = Decoder(catalogue, constrained=constrained)
@@ -325,13 +323,10 @@ def test_few_and_many_denied_items_give_the_same_sessions_and_scores(
                 toy, 20, Search(36, "greedy", 3), excluded=excluded, allowed=allowed, repeats=True
             )
         )
-        search = Search(7, "greedy", 2)
-        scores.append(decoder.score(one, items, codes, search, excluded=excluded, allowed=allowed))
     assert torch.equal(found[0].items, found[1].items)
     torch.testing.assert_close(found[0].scores, found[1].scores)
     assert found[0].invalid_share == found[1].invalid_share
     assert (found[0].invalid_share is None) == constrained
-    torch.testing.assert_close(scores[0], scores[1])
 
 
 def test_indexes_of_the_last_masks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from maskgr.config import PRESETS
+from maskgr.data.config import DataConfig, SyntheticConfig
+from maskgr.data.open import fetch
+from maskgr.models.base import train_config
+from maskgr.models.maskgr.model import MaskGR
+from maskgr.run import start_run
 from tests.conftest import Outcome
 
 COUNTS = {
@@ -19,6 +24,24 @@ COUNTS = {
     "sports": (35_598, 18_357, 296_337),
     "ml-1m": (6_040, 3_416, 999_611),
 }
+BRIEF = ["fit.steps=10", "validations=1", "width=16", "heads=2", "levels=3", "codes=8"]
+PRESETS = {"maskgr": "tiny", "maskgr-paper": "tiny-paper"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small shop, and a run of each model that generates."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MASKGR_CACHE", str(folder / "cache"))
+        shop = fetch("synthetic", synthetic=SyntheticConfig(users=150, items=60))
+        shop.save(folder / "shop")
+        for model, preset in PRESETS.items():
+            own = ["dense.head=true"] if model == "maskgr-paper" else []
+            config = train_config(preset, [*BRIEF, *own], model=model)
+            data, out = str(folder / "shop"), folder / model
+            start_run(out, shop, config, data=data, data_config=DataConfig())
+    return folder
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -56,6 +79,7 @@ def test_fetch_train_evaluate_recommend(maskgr: Callable[..., Outcome], tmp_path
     )
     assert report["recall@20"] >= report["recall@5"] > 0
     assert report["protocol"] == "unseen"
+    assert "retrieval" not in report
     table = maskgr("evaluate", run, "--split", "validation").out
     assert "oracle" in table
     assert "of oracle" in table
@@ -67,6 +91,119 @@ def test_fetch_train_evaluate_recommend(maskgr: Callable[..., Outcome], tmp_path
         "item_id", "score", "title", "brand", "categories", "description", "price",
     }  # fmt: skip
     assert rows[0]["title"] in maskgr("recommend", run, "--history", first).out
+    for words in (["evaluate", run, "--steps", 1], ["explain", run, "--history", first]):
+        outcome = maskgr(*words)
+        assert outcome.code == 2
+        assert "Popularity cannot decode digits; maskgr, maskgr-paper can" in outcome.err
+
+
+def test_a_result_names_the_decoding_that_produced_it(
+    maskgr: Callable[..., Outcome], runs: Path
+) -> None:
+    report = json.loads(maskgr("evaluate", runs / "maskgr", "--users", 20, "--json").out)
+    assert report["users"] == 20
+    decoding = {"retrieval": "generative", "order": "greedy", "steps": 3, "beams": 20}
+    assert {name: report[name] for name in decoding} == decoding
+    assert "invalid_share" not in report
+    shown = maskgr("evaluate", runs / "maskgr", "--users", 20, "--order", "random", "--steps", 2)
+    assert "retrieval generative, order random, steps 2, beams 20" in shown.out
+    report = json.loads(maskgr("evaluate", runs / "maskgr", "--steps", 1, "--json").out)
+    assert report["steps"] == 1
+    assert not {"order", "beams"} & set(report)  # they do not matter in one step
+
+    paper = runs / "maskgr-paper"
+    report = json.loads(maskgr("evaluate", paper, "--users", 20, "--json").out)
+    assert report["retrieval"] == "unified"
+    words = ("--users", 20, "--retrieval", "generative", "--unconstrained")
+    report = json.loads(maskgr("evaluate", paper, *words, "--json").out)
+    assert report["invalid_share"] > 0
+    assert "of the beams ended as no item" in maskgr("evaluate", paper, *words).out
+    report = json.loads(maskgr("evaluate", paper, "--retrieval", "dense", "--json").out)
+    assert report["retrieval"] == "dense"
+    assert "steps" not in report
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "expected"),
+    [
+        ("maskgr", ["--retrieval", "dense"], "maskgr has no dense retrieval of its own"),
+        ("maskgr", ["--unconstrained"], "maskgr generates real items only"),
+        ("maskgr", ["--cache", "off"], "maskgr encodes a history once"),
+        ("maskgr", ["--steps", 1, "--order", "random"], "--order has no effect on one step"),
+        ("maskgr", ["--steps", 1, "--beams", 5], "--beams has no effect on one step"),
+        ("maskgr", ["--steps", 9], "9 steps cannot reveal 3 digits"),
+        ("maskgr-paper", ["--retrieval", "dense", "--steps", 2], "--steps has no effect on dense"),
+    ],
+)
+def test_impossible_and_ineffective_decoding_is_refused(
+    maskgr: Callable[..., Outcome], runs: Path, model: str, words: list[object], expected: str
+) -> None:
+    outcome = maskgr("evaluate", runs / model, *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.splitlines()[-1].startswith(f"error: {expected}")
+
+
+@pytest.mark.parametrize("model", PRESETS)
+def test_explanations_show_the_steps(
+    maskgr: Callable[..., Outcome], runs: Path, model: str
+) -> None:
+    words = ("explain", runs / model, "--history", "SKU-00001,SKU-00007", "--top", 2)
+    shown = maskgr(*words, "--steps", 2).out
+    assert "items left" in shown
+    assert "step 2" in shown
+    assert "step 3" not in shown
+    found = json.loads(maskgr(*words, "--json").out)
+    assert len(found["steps"]) == (3 if model == "maskgr" else 4)  # one digit is appended
+    assert len(found["results"]) == 2
+
+
+def test_explanation_of_one_step_says_that_there_are_none(
+    maskgr: Callable[..., Outcome], runs: Path
+) -> None:
+    words = ("explain", runs / "maskgr", "--history", "SKU-00001", "--steps", 1)
+    assert maskgr(*words).out.startswith("One step scores every item at once")
+    assert json.loads(maskgr(*words, "--json").out)["steps"] == []
+
+
+def test_recommendations_for_a_file(
+    maskgr: Callable[..., Outcome], runs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"user_id": 7, "history": ["SKU-00001"]}\n')
+    files = ("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
+    outcome = maskgr("recommend", runs / "maskgr", *files, "--top", 4)
+    assert outcome.code == 0, outcome.err
+    assert len(json.loads((tmp_path / "out.jsonl").read_text())["items"]) == 4
+
+
+@pytest.mark.parametrize("model", PRESETS)
+def test_new_items_are_added_and_recommended(
+    maskgr: Callable[..., Outcome], runs: Path, tmp_path: Path, model: str
+) -> None:
+    items = pl.read_parquet(runs / "shop" / "items.parquet")
+    new = items.head(2).with_columns(item_id=pl.Series(["new-1", "new-2"]))
+    new.write_parquet(tmp_path / "new.parquet")
+    words = ("add-items", runs / model, tmp_path / "new.parquet", "--out", tmp_path / "run")
+    added = maskgr(*words)
+    assert added.out.startswith("2 new items, 62 in all; saved to"), added.err
+    asked = ("recommend", tmp_path / "run", "--allow", "new-2", "--top", 1, "--json")
+    assert [row["item_id"] for row in json.loads(maskgr(*asked).out)] == ["new-2"]
+    again = maskgr("add-items", tmp_path / "run", tmp_path / "new.parquet")
+    assert again.code == 2
+    assert "2 of the new items are old" in again.err
+
+
+def test_a_run_is_resumed_with_its_own_settings_only(
+    maskgr: Callable[..., Outcome], runs: Path, tmp_path: Path
+) -> None:
+    words = ("train", runs / "shop", "--model", "popularity", "--out", tmp_path / "run")
+    missing = maskgr(*words, "--resume")
+    assert missing.code == 2
+    assert "has no training to resume; leave --resume out" in missing.err
+    assert maskgr(*words).code == 0
+    assert maskgr(*words, "--resume").code == 0
+    other = maskgr(*words, "--resume", "--seed", 5)
+    assert other.code == 2
+    assert "was started with another seed; use the settings it was" in other.err
 
 
 def test_a_run_is_evaluated_on_its_own_data_only(
@@ -99,14 +236,20 @@ def test_same_seed_same_result(maskgr: Callable[..., Outcome], tmp_path: Path) -
 def test_demo(
     maskgr: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny = PRESETS["tiny"]
-    brief = replace(tiny, loop=replace(tiny.loop, steps=5, validations=1))
-    monkeypatch.setitem(PRESETS, "tiny", brief)
+    tiny = MaskGR.presets["tiny"]
+    brief = replace(tiny, fit=replace(tiny.fit, steps=5, validations=1))
+    monkeypatch.setattr(MaskGR, "presets", {**MaskGR.presets, "tiny": brief})
+    small = partial(SyntheticConfig, users=200, items=80)
+    monkeypatch.setattr("maskgr.data.config.SyntheticConfig", small)
     outcome = maskgr("demo", "--out", tmp_path / "demo")
     assert outcome.code == 0, outcome.err
-    for part in ("1. A generated shop", "2. Semantic IDs", "of oracle", "items left", "Next: "):
+    for part in (
+        "1. A generated shop", "3. The semantic IDs", "neighbours", "of oracle", "items left",
+    ):  # fmt: skip
         assert part in outcome.out
-    assert maskgr("recommend", tmp_path / "demo" / "run").code == 0
+    follow = [line.split("maskgr ")[1].split() for line in outcome.out.splitlines()[-3:]]
+    for words in follow[:2]:
+        assert maskgr(*words).code == 0
 
 
 def test_offline_fetch_says_where_to_put_the_file(

@@ -1,64 +1,116 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
-import polars as pl
 import pytest
 
-from maskgr import Dataset, Recommender
-from maskgr.config import TrainConfig
 from maskgr.data.config import SyntheticConfig
 from maskgr.data.open import from_shop
-from maskgr.data.splits import leave_out
-from maskgr.data.synthetic import generate
+from maskgr.data.sequences import Sequences
+from maskgr.data.splits import Holdout, leave_out
+from maskgr.data.synthetic import Shop, generate
 from maskgr.errors import RequestError
+from maskgr.evaluation import protocol
+from maskgr.evaluation.metrics import recall, top_items
 from maskgr.evaluation.protocol import evaluate
+from maskgr.evaluation.ranking import Query, Ranked
+
+# Three users of a catalogue of four items.
+HISTORIES = Sequences.of([[0, 1], [0, 1, 2], [1, 0, 2]])
+HOLDOUT = Holdout(np.arange(3), HISTORIES, np.array([[2], [3], [3]], dtype=np.int32))
 
 
-def popular(dataset: Dataset) -> Recommender:
-    return Recommender.train(dataset, config=TrainConfig(model="popularity"))
+@dataclass
+class Fixed:
+    """Ranks by the same scores for everybody."""
+
+    scores: np.ndarray  # (items,)
+    invalid_shares: list[float] = field(default_factory=list)
+    asked: list[Query] = field(default_factory=list)
+
+    def rank(self, query: Query) -> Ranked:
+        self.asked.append(query)
+        scores = np.tile(self.scores, (len(query.histories), 1))
+        if query.excluded is not None:
+            scores[query.excluded.owners, query.excluded.values] = -np.inf
+        items = top_items(scores, query.top)
+        values = np.take_along_axis(scores, items, axis=1)
+        share = self.invalid_shares.pop(0) if self.invalid_shares else None
+        found = np.where(np.isfinite(values), items, -1)
+        return Ranked(found.astype(np.int32), values.astype(np.float32), share)
 
 
-def small() -> Dataset:
-    rows = {"u": "abcd", "v": "abdc", "w": "bacd"}
-    log = [(user, item, n) for user, items in rows.items() for n, item in enumerate(items)]
-    return Dataset.from_frames(
-        pl.DataFrame(log, schema=["user_id", "item_id", "position"], orient="row")
-    )
+def falling() -> Fixed:
+    """Item 0 first, item 3 last."""
+    return Fixed(-np.arange(4.0))
 
 
-def test_unseen_removes_what_the_user_had_and_all_does_not() -> None:
-    # Trained on ab, ab, ba: a and b lead everywhere, and every target is c or d.
-    dataset = small()
-    result = evaluate(popular(dataset), leave_out(dataset.histories).test, ks=(1, 2))
+def test_unseen_removes_the_history_and_all_does_not() -> None:
+    result = evaluate(falling(), HOLDOUT, 4, ks=(1, 2, 3))
     assert result.users == 3
     assert result.metrics["all"]["recall@2"].mean == 0
+    assert result.metrics["all"]["recall@3"].mean == pytest.approx(1 / 3)
     assert result.metrics["unseen"]["recall@1"].mean == 1
     flat = result.to_dict("unseen")
     assert flat["recall@2"] == 1
     assert flat["ndcg@1"] == 1
+    assert flat["protocol"] == "unseen"
     assert flat["protocols"]["all"]["ndcg@2"]["mean"] == 0
     assert "oracle" not in flat
 
 
-def test_the_oracle_is_the_best_and_popularity_is_below() -> None:
-    shop = generate(SyntheticConfig(users=600, items=120))
-    dataset = from_shop(shop)
-    test = leave_out(dataset.histories).test
-    result = evaluate(popular(dataset), test, shop=shop).to_dict("all")
-    assert result["oracle"]["all"]["recall@10"]["mean"] > 1.5 * result["recall@10"]
-    assert 0 < result["share_of_oracle"]["recall@10"] < 0.7
+def test_only_the_protocols_asked_for_are_ranked() -> None:
+    ranker = falling()
+    result = evaluate(ranker, HOLDOUT, 4, ks=(2,), protocols=("unseen",))
+    assert list(result.metrics) == ["unseen"]
+    assert [query.excluded is HISTORIES for query in ranker.asked] == [True]
+    assert ranker.asked[0].top == 2
+
+
+def test_metrics_at_k_do_not_depend_on_other_k() -> None:
+    alone = evaluate(falling(), HOLDOUT, 4, ks=(2,)).metrics
+    together = evaluate(falling(), HOLDOUT, 4, ks=(1, 2, 4)).metrics
+    for name in ("all", "unseen"):
+        for metric in ("recall@2", "ndcg@2"):
+            assert alone[name][metric] == together[name][metric]
+
+
+def test_share_of_invalid_beams_is_averaged_where_there_is_one() -> None:
+    assert evaluate(falling(), HOLDOUT, 4, ks=(1,)).invalid_share is None
+    ranker = Fixed(-np.arange(4.0), invalid_shares=[0.2, 0.4])
+    assert evaluate(ranker, HOLDOUT, 4, ks=(1,)).invalid_share == pytest.approx(0.3)
+
+
+@pytest.fixture(scope="module")
+def shop() -> Shop:
+    return generate(SyntheticConfig(users=300, items=60))
+
+
+def test_oracle_ranks_by_true_probabilities(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "BATCH", 64)
+    split = leave_out(from_shop(shop).histories)
+    test, popular = split.test, Fixed(np.bincount(split.train.values, minlength=60).astype(float))
+    result = evaluate(popular, test, 60, ks=(5,), shop=shop).to_dict("all")
+    truth = shop.next_item_probabilities(test.histories)
+    expected = recall(np.argsort(-truth, axis=1, kind="stable")[:, :5], test.targets, 5).mean()
+    assert result["oracle"]["all"]["recall@5"]["mean"] == pytest.approx(expected)
+    assert result["recall@5"] < result["oracle"]["all"]["recall@5"]["mean"]
+    share = result["recall@5"] / result["oracle"]["all"]["recall@5"]["mean"]
+    assert result["share_of_oracle"]["recall@5"] == pytest.approx(share)
     # Seen items never count under `unseen`, for the oracle either.
     seen = [t in h for t, h in zip(test.targets[:, 0], test.histories, strict=True)]
-    assert result["oracle"]["unseen"]["recall@10"]["mean"] <= 1 - np.mean(seen)
+    assert result["oracle"]["unseen"]["recall@5"]["mean"] <= 1 - np.mean(seen)
 
 
-def test_impossible_cutoffs() -> None:
-    dataset = small()
-    with pytest.raises(RequestError, match="metrics at K = 0 are impossible; use K >= 1"):
-        evaluate(popular(dataset), leave_out(dataset.histories).test, ks=(0,))
+@pytest.mark.parametrize("ks", [(0,), (), (5, -1)])
+def test_raises_when_a_cutoff_is_impossible(ks: tuple[int, ...]) -> None:
+    with pytest.raises(RequestError, match="are impossible; use K >= 1"):
+        evaluate(falling(), HOLDOUT, 4, ks=ks)
 
 
-def test_a_cutoff_beyond_the_catalogue_is_answered() -> None:
-    dataset = small()
-    result = evaluate(popular(dataset), leave_out(dataset.histories).test, ks=(50,))
+def test_cutoff_beyond_the_catalogue_ranks_the_whole_catalogue() -> None:
+    ranker = falling()
+    result = evaluate(ranker, HOLDOUT, 4, ks=(50,))
     assert result.metrics["all"]["recall@50"].mean == 1
+    assert ranker.asked[0].top == 4

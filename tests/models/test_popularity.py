@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from maskgr.data.sequences import Sequences
+from maskgr.data.splits import leave_out
+from maskgr.errors import RequestError
+from maskgr.evaluation.ranking import Query
+from maskgr.models import popularity
+from maskgr.models.base import train_config
 from maskgr.models.popularity import Popularity
+from tests.models.tiny import shop, workspace
 
 ITEMS = 6
 
@@ -17,13 +26,13 @@ ITEMS = 6
     seen=st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=8), min_size=1, max_size=4),
     top=st.integers(1, ITEMS),
 )
-def test_ranking_against_sorting_by_hand(
+def test_ranking_equals_sorting_by_hand(
     counts: list[int], allowed: list[bool], seen: list[list[int]], top: int
 ) -> None:
     model = Popularity(np.array(counts, dtype=np.int64))
     histories = Sequences.of(seen)
     for excluded in (None, histories):
-        ranked, scores, _ = model.rank(histories, top, np.array(allowed), excluded)
+        ranked, scores, _ = model.rank(Query(histories, top, np.array(allowed), excluded))
         assert ranked.shape == scores.shape == (len(seen), top)
         for row, row_scores, user in zip(ranked.tolist(), scores.tolist(), seen, strict=True):
             best = sorted(range(ITEMS), key=lambda i: (-counts[i], i))
@@ -34,7 +43,30 @@ def test_ranking_against_sorting_by_hand(
             assert all(s == -np.inf for s in row_scores[len(expected) :])
 
 
+def test_ranking_does_not_depend_on_the_size_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = Popularity(np.array([3, 1, 2])), Sequences.of([[0], [1, 2], [], [0, 1, 2], [2]])
+    whole = model.rank(Query(seen, 2, excluded=seen)).items
+    monkeypatch.setattr(popularity, "CHUNK", 2)
+    assert np.array_equal(model.rank(Query(seen, 2, excluded=seen)).items, whole)
+
+
 def test_scores_are_log_probabilities() -> None:
     model = Popularity(np.array([3, 0, 1]))
-    _, scores, _ = model.rank(Sequences.of([[]]), 3, np.ones(3, dtype=bool), None)
+    scores = model.rank(Query(Sequences.of([[]]), 3)).scores
     assert np.exp(scores.astype(np.float64)).sum() == pytest.approx(1)
+
+
+def test_new_items_rank_last() -> None:
+    model = Popularity(np.array([0, 2])).with_items(pl.DataFrame({"item_id": ["x"]}), None)
+    assert model.rank(Query(Sequences.of([[]]), 3)).items.tolist() == [[1, 0, 2]]
+
+
+def test_counts_training_events_and_keeps_them(tmp_path: Path) -> None:
+    data = shop()
+    split, config = leave_out(data.histories), train_config(model="popularity")
+    model = Popularity.learn(data, split, config, workspace(tmp_path))
+    assert model.counts.tolist() == [(split.train.values == n).sum() for n in range(14)]
+    model.save(tmp_path)
+    assert np.array_equal(Popularity.load(tmp_path, config).counts, model.counts)
+    with pytest.raises(RequestError, match="no use for semantic IDs"):
+        Popularity.learn(data, split, config, workspace(tmp_path), object())  # type: ignore[arg-type]

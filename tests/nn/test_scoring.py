@@ -102,7 +102,9 @@ def test_no_item_where_none_is_allowed() -> None:
 
 def test_filters_leave_the_other_scores_as_they_are() -> None:
     queries, table = numbers()
-    whole = dict(zip(*(part[0].tolist() for part in best_items(queries, table, ITEMS)), strict=True))
+    whole = dict(
+        zip(*(part[0].tolist() for part in best_items(queries, table, ITEMS)), strict=True)
+    )
     items, scores = best_items(queries, table, ITEMS, excluded=EXCLUDED)
     for item, score in zip(items[0, :9].tolist(), scores[0, :9].tolist(), strict=True):
         assert score == pytest.approx(whole[item], abs=1e-6)

@@ -8,9 +8,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from maskgr import Dataset, Recommender, batch
-from maskgr.config import TrainConfig
+from maskgr import Dataset, Recommender
 from maskgr.errors import DataError, RequestError
+from maskgr.serving import batch
 from maskgr.serving.batch import recommend_file
 
 
@@ -18,7 +18,7 @@ from maskgr.serving.batch import recommend_file
 def recommender() -> Recommender:
     log = [("u", item, n) for n, item in enumerate("abcdef")]
     frame = pl.DataFrame(log, schema=["user_id", "item_id", "position"], orient="row")
-    return Recommender.train(Dataset.from_frames(frame), config=TrainConfig(model="popularity"))
+    return Recommender.train(Dataset.from_frames(frame), model="popularity")
 
 
 def write(file: Path, users: int) -> None:
@@ -26,7 +26,9 @@ def write(file: Path, users: int) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_one_line_a_user_in_order(recommender: Recommender, tmp_path: Path) -> None:
+def test_writes_one_line_per_user_in_the_order_of_the_input(
+    recommender: Recommender, tmp_path: Path
+) -> None:
     write(tmp_path / "in.jsonl", 30)
     done = recommend_file(recommender, tmp_path / "in.jsonl", tmp_path / "out" / "o.jsonl", 2)
     rows = [json.loads(line) for line in (tmp_path / "out" / "o.jsonl").read_text().splitlines()]
@@ -38,7 +40,7 @@ def test_one_line_a_user_in_order(recommender: Recommender, tmp_path: Path) -> N
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["o.jsonl"]
 
 
-def test_interrupted_it_goes_on(
+def test_goes_on_where_it_was_interrupted(
     recommender: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "CHUNK", 10)
@@ -54,7 +56,7 @@ def test_interrupted_it_goes_on(
     monkeypatch.undo()
     (part,) = tmp_path.glob("out.*.part")
     part.write_bytes(killed)
-    # Asked otherwise, or for others, it goes on with nothing of that.
+    # Another request does not go on with that file.
     assert recommend_file(recommender, source, tmp_path / "out", 2) == 45
     assert all(len(json.loads(line)["items"]) == 2 for line in target.read_text().splitlines())
     assert part.read_bytes() == killed
@@ -63,7 +65,7 @@ def test_interrupted_it_goes_on(
     assert not part.exists()
 
 
-def test_gzip(recommender: Recommender, tmp_path: Path) -> None:
+def test_reads_gzip(recommender: Recommender, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", 3)
     packed = tmp_path / "in.jsonl.gz"
     packed.write_bytes(gzip.compress((tmp_path / "in.jsonl").read_bytes()))
@@ -79,10 +81,10 @@ def test_gzip(recommender: Recommender, tmp_path: Path) -> None:
         ("nonsense", r"line 2 is not \{\"user_id\""),
         ('{"user_id": 1}', "line 2 is not"),
         ("[1, 2]", "line 2 is not"),
-        ('{"user_id": 1, "history": "a"}', "line 2: history is no list"),
+        ('{"user_id": 1, "history": "a"}', "line 2: history is not a list"),
     ],
 )
-def test_bad_lines_are_named(
+def test_raises_with_the_number_of_a_bad_line(
     recommender: Recommender, tmp_path: Path, line: str, expected: str
 ) -> None:
     good = '{"user_id": 1, "history": ["a"]}\n'
@@ -92,7 +94,9 @@ def test_bad_lines_are_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_file_and_unknown_items(recommender: Recommender, tmp_path: Path) -> None:
+def test_raises_when_file_is_missing_or_item_is_unknown(
+    recommender: Recommender, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match="there is no file"):
         recommend_file(recommender, tmp_path / "nothing", tmp_path / "out", 1)
     (tmp_path / "in").write_text('{"user_id": 1, "history": ["ghost"]}\n')

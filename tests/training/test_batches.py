@@ -15,7 +15,7 @@ ROWS = st.lists(st.lists(st.integers(0, 99), min_size=0, max_size=30), min_size=
 
 
 @given(ROWS, st.integers(2, 7), st.integers(7, 40), st.integers(0, 3))
-def test_an_epoch_holds_every_item_once(
+def test_epoch_holds_every_item_once_in_windows_of_one_user(
     rows: list[list[int]], window: int, items: int, epoch: int
 ) -> None:
     sequences = Sequences.of(rows)
@@ -42,7 +42,7 @@ def test_short_sequences_stay_whole_and_long_ones_are_cut_elsewhere_each_epoch()
     assert all(4 in offsets for offsets in seen)
 
 
-def test_batches_go_on_from_any_place() -> None:
+def test_batches_resume_from_any_place() -> None:
     sequences = Sequences.of([range(n % 9) for n in range(60)])
     batches = Batches(sequences, 6, 30, seed=5)
     whole = list(islice(batches.from_place(Place()), 40))
@@ -55,14 +55,14 @@ def test_batches_go_on_from_any_place() -> None:
         assert (np.diff(batch.lengths) >= 0).all()
 
 
-def test_the_seed_decides_the_order() -> None:
+def test_order_follows_the_seed() -> None:
     sequences = Sequences.of([[n] * 3 for n in range(50)])
     first = [next(Batches(sequences, 5, 30, seed).from_place(Place()))[1] for seed in (1, 1, 2)]
     assert first[0] == first[1]
     assert first[0] != first[2]
 
 
-def test_impossible_batches() -> None:
+def test_raises_when_batches_are_impossible() -> None:
     sequences = Sequences.of([[1, 2, 3]])
     with pytest.raises(RequestError, match="a window of 1 items has no history"):
         Batches(sequences, 1, 10)

@@ -12,7 +12,7 @@ def save(run: Path, step: int) -> None:
     save_checkpoint(run, step, {"seconds": 1.5}, {"w": torch.full((3,), float(step))})
 
 
-def test_the_newest_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path) is None
     for step in (5, 10, 200):
         save(tmp_path, step)
@@ -23,7 +23,7 @@ def test_the_newest_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
-def test_what_is_of_a_later_step_is_removed(tmp_path: Path) -> None:
+def test_checkpoints_of_later_steps_are_removed(tmp_path: Path) -> None:
     save(tmp_path, 100)
     for step in (5, 10):  # begun again, because the hundredth was damaged
         save(tmp_path, step)
@@ -31,7 +31,7 @@ def test_what_is_of_a_later_step_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "manifest"])
-def test_a_damaged_one_is_named_and_the_one_before_used(
+def test_damaged_checkpoint_is_named_and_the_one_before_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     save(tmp_path, 1)
@@ -50,7 +50,7 @@ def test_a_damaged_one_is_named_and_the_one_before_used(
     assert str(folder) in capsys.readouterr().err
 
 
-def test_all_damaged(tmp_path: Path) -> None:
+def test_no_checkpoint_is_loaded_where_all_are_damaged(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "checkpoints" / f"{1:010}" / "maskgr.json").unlink()
     assert load_checkpoint(tmp_path) is None

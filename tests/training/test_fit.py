@@ -2,146 +2,198 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import random
 import signal
-import subprocess
-import sys
+import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from safetensors.torch import load_file
+from torch import nn
 
-from maskgr.config import LoopConfig
-from maskgr.data.sequences import Sequences
+from maskgr.data.splits import Holdout
 from maskgr.errors import ArtefactError, RequestError
-from maskgr.models.stages import FIRST
 from maskgr.training.batches import Batches
-from maskgr.training.distributed import World, processes_for
-from maskgr.training.fit import Trainer
-from maskgr.training.log import RunLog, read_log
-from tests.conftest import Outcome
-
-HERE = World(0, 1, torch.device("cpu"))
-SEQUENCES = Sequences.of([[n % 5] * (1 + n % 4) for n in range(40)])
+from maskgr.training.checkpoint import load_checkpoint
+from maskgr.training.fit import FitConfig
+from maskgr.training.log import read_log
+from tests.training.toy import HOLDOUT, SEQUENCES, Toy, start, train_maskgr, train_toy
 
 
-class Toy:
-    """Learns how often each of five items occurs; its loss is the cross-entropy."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.network: nn.Module = nn.Sequential(nn.Embedding(1, 5))
-        self.kept: list[float] = []
-        self.recalls: list[float] = []
-        self.bounds: list[float] = []
-        self.by_bound = False
-
-    def prepare(self, batch: Sequences, seed: int) -> tuple[list[Sequences], float]:
-        halves = np.array_split(np.arange(len(batch)), 2)
-        return [batch.select(half) for half in halves], float(len(batch.values))
-
-    def loss(self, piece: Sequences) -> Tensor:
-        items = torch.from_numpy(piece.values).long()
-        log_probs = self.network(torch.zeros(1, dtype=torch.int64)).log_softmax(-1)[0]
-        total: Tensor = -log_probs[items].sum()
-        return total
-
-    def tokens(self, batch: Sequences) -> int:
-        return len(batch.values)
-
-    def validate(self, *, everyone: bool) -> dict[str, float]:
-        recall = self.recalls.pop(0) if self.recalls else 0.5
-        return {"recall@10": recall, "bound": self.bounds.pop(0) if self.bounds else 1.0}
-
-    def score(self, found: dict[str, float]) -> float:
-        return -found["bound"] if self.by_bound else found["recall@10"]
-
-    def keep(self, run: Path) -> None:
-        self.kept.append(sum(float(p.detach().sum()) for p in self.network.parameters()))
-
-    def restore(self, run: Path) -> None: ...
+@pytest.fixture(autouse=True)
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The runs that a plot was asked for: drawing one takes longer than training a toy."""
+    runs: list[Path] = []
+    monkeypatch.setattr("maskgr.training.fit.draw", runs.append)
+    return runs
 
 
-def trainer(run: Path, task: Toy | None = None, **config: float) -> Trainer:
-    settings = replace(LoopConfig(steps=40, token_budget=20, validations=4), **config)  # type: ignore[arg-type]
-    batches = Batches(SEQUENCES, 5, settings.token_budget)
-    log = RunLog(run)
-    log.__enter__()
-    return Trainer(task or Toy(), batches, settings, run, HERE, log)
-
-
-def test_it_learns_and_tells(tmp_path: Path) -> None:
-    toy = Toy()
-    trainer(tmp_path, toy, steps=300, learning_rate=0.1, clip=100, warmup=0.1).train()
-    learned = toy.network(torch.zeros(1, dtype=torch.int64)).softmax(-1)[0]
+def test_learns_the_distribution_and_logs_it(tmp_path: Path, drawn: list[Path]) -> None:
     truth = np.bincount(SEQUENCES.values) / len(SEQUENCES.values)
-    assert learned.tolist() == pytest.approx(truth.tolist(), abs=0.03)
+
+    def agreement(toy: Toy, holdout: Holdout) -> float:
+        return -float((toy.logits.softmax(0) - torch.from_numpy(truth)).abs().sum())
+
+    toy = Toy(on_validate=agreement)
+    train_toy(tmp_path, toy, steps=200, learning_rate=0.1, clip=100, warmup=0.1)
+    assert toy.logits.softmax(0).tolist() == pytest.approx(truth.tolist(), abs=0.03)
     rows = read_log(tmp_path)
     losses = [row["loss"] for row in rows if row["loss"] is not None]
     entropy = -(truth * np.log(truth)).sum()
     assert losses[0] > losses[-1]
     assert losses[-1] == pytest.approx(entropy, abs=0.1)
-    assert [row["step"] for row in rows if row["recall@10"] is not None] == [75, 150, 225, 300]
+    assert [row["step"] for row in rows if row["recall@10"] is not None] == [50, 100, 150, 200]
+    assert drawn == [tmp_path]
 
 
-def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
-    toys = [Toy(), Toy()]
-    # All forty sequences in one batch, or in five: the same gradient either way.
-    one = trainer(tmp_path / "a", toys[0], steps=1, token_budget=100, warmup=0.0)
+def test_held_out_and_training_figures_are_logged_apart(tmp_path: Path) -> None:
+    def recall(toy: Toy, holdout: Holdout) -> float:
+        return 0.25 if np.array_equal(holdout.users, HOLDOUT.users) else 0.75
+
+    train_toy(tmp_path, Toy(on_validate=recall))
+    rows = [row for row in read_log(tmp_path) if row["recall@10"] is not None]
+    assert [(row["recall@10"], row["training_recall@10"]) for row in rows] == [(0.25, 0.75)] * 4
+
+
+@pytest.mark.parametrize("piece_tokens", [None, 7])
+def test_accumulated_batches_and_pieces_equal_one_large_batch(
+    tmp_path: Path, piece_tokens: int | None
+) -> None:
+    def train(name: str, piece_tokens: int | None, **settings: int) -> torch.Tensor:
+        gradients: list[torch.Tensor] = []
+        toy = Toy(on_validate=lambda toy, _: gradients.append(toy.logits.grad) or 0.5)
+        toy.piece_tokens = piece_tokens
+        train_toy(tmp_path / name, toy, steps=1, warmup=0.0, **settings)
+        return gradients[0]
+
+    # All forty sequences in one batch, or in several: the same gradient either way.
     parts = len(Batches(SEQUENCES, 5, 25).epoch(0))
-    many = trainer(tmp_path / "b", toys[1], steps=1, token_budget=25, accumulate=parts, warmup=0.0)
-    one.train()
-    many.train()
-    for a, b in zip(toys[0].network.parameters(), toys[1].network.parameters(), strict=True):
-        assert a.grad is not None
-        assert b.grad is not None
-        torch.testing.assert_close(a.grad, b.grad)
+    assert parts > 3
+    many = train("many", piece_tokens, token_budget=25, accumulate=parts)
+    torch.testing.assert_close(train("one", None, token_budget=100), many)
 
 
-def test_the_best_is_kept_and_patience_ends(tmp_path: Path) -> None:
-    toy = Toy()
-    toy.recalls = [0.1, 0.4, 0.3, 0.2, 0.9]
-    run = trainer(tmp_path, toy, steps=100, validations=10, patience=2)
-    run.train()
-    assert len(toy.kept) == 2  # at 0.1 and at 0.4
-    assert (run.state.best, run.state.best_step, run.state.step) == (0.4, 20, 40)
+def test_best_network_is_kept_and_patience_stops(tmp_path: Path) -> None:
+    recalls, seen = iter([0.1, 0.4, 0.3, 0.2, 0.9]), []
+
+    def recall(toy: Toy, holdout: Holdout) -> float:
+        if toy.training or len(holdout.users) != len(HOLDOUT.users):
+            return 0.0  # training items
+        seen.append(toy.logits.detach().clone())
+        return next(recalls)
+
+    toy = Toy(on_validate=recall)
+    found = train_toy(tmp_path, toy, steps=100, validations=10, patience=2)
+    assert torch.equal(toy.logits, seen[1])
+    assert not torch.equal(toy.logits, seen[0])
+    assert found == {"recall@10": 0.9}  # asked again of the best network, after two in vain
+    kept = load_checkpoint(tmp_path)
+    assert kept is not None
+    assert kept.state["best"] == pytest.approx(0.4)
+    assert (kept.state["best_step"], kept.step) == (20, 40)
 
 
-def test_the_best_is_what_the_task_says(tmp_path: Path) -> None:
-    toy = Toy()
-    toy.by_bound, toy.recalls, toy.bounds = True, [0.4, 0.3, 0.2], [8.5, 8.0, 8.2]
-    run = trainer(tmp_path, toy, steps=30, validations=3)
-    run.train()
-    assert len(toy.kept) == 2
-    assert (run.state.best, run.state.best_step) == (-8.0, 20)
+def test_averaged_weights_are_validated_and_kept(tmp_path: Path) -> None:
+    before: list[torch.Tensor] = []
+    validated: list[torch.Tensor] = []
+    toy = Toy(
+        on_forward=lambda toy: before.append(toy.logits.detach().clone()),
+        on_validate=lambda toy, _: validated.append(toy.logits.detach().clone()) or 0.5,
+    )
+    train_toy(tmp_path, toy, steps=30, ema=0.5, learning_rate=0.5, validations=1)
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    average, last = before[1], found.tensors["network.logits"]
+    for count, current in enumerate([*before[2:], last], start=1):
+        decay = min(0.5, (1 + count) / (10 + count))  # quicker in the first steps
+        average = decay * average + (1 - decay) * current
+    torch.testing.assert_close(validated[0], average)
+    torch.testing.assert_close(toy.logits.detach(), average)
+    assert not torch.allclose(average, last, atol=1e-3)
 
 
-def test_averaged_weights_are_what_is_validated(tmp_path: Path) -> None:
-    run = trainer(tmp_path, steps=20, ema=0.9, learning_rate=0.5)
-    run.train()
-    own = [p.detach().clone() for p in run.task.network.parameters()]
-    with run.averaged():
-        inside = [p.detach().clone() for p in run.task.network.parameters()]
-        assert torch.equal(inside[0], next(iter(run.average.values())))
-    assert not torch.equal(own[0], inside[0])
-    assert torch.equal(own[0], next(run.task.network.parameters()))
+def test_without_averaging_the_network_itself_is_validated(tmp_path: Path) -> None:
+    validated: list[int] = []
+    toy = Toy(on_validate=lambda toy, _: validated.append(id(toy)) or 0.5)
+    train_toy(tmp_path, toy, ema=0.0)
+    assert set(validated) == {id(toy)}
 
 
-def test_minutes_are_kept_and_the_schedule_reaches_its_end(tmp_path: Path) -> None:
-    run = trainer(tmp_path, minutes=0.02, steps=10**9)
-    start = time.perf_counter()
-    run.train()
-    assert time.perf_counter() - start < 30  # it ends at all; how precisely is the machine's affair
-    rows = [row for row in read_log(tmp_path) if row["learning_rate"] is not None]
-    assert rows[-1]["learning_rate"] < 0.5 * max(row["learning_rate"] for row in rows)
-    assert run.state.step >= 8
-    assert run.state.validated_step == run.state.step  # also where the time was over before
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("maskgr.training.fit.time", SimpleNamespace(perf_counter=made))
+    return made
+
+
+def timed(run: Path, clock: Clock, minutes: float, user_seconds: float) -> tuple[int, float, int]:
+    """The steps of a timed run with steps of a second, the seconds of its validations before the
+    last step, and the number of its validations."""
+    steps, spent = [0], []
+
+    def step(toy: Toy) -> None:
+        steps[0] += 1
+        clock.now += 1
+
+    def recall(toy: Toy, holdout: Holdout) -> float:
+        clock.now += user_seconds * len(holdout.users)
+        spent.append((steps[0], user_seconds * len(holdout.users)))
+        return 0.5
+
+    train_toy(
+        run, Toy(step, recall), minutes=minutes, validations=20, token_budget=20,
+        validation_users=16, steps=10**9,
+    )  # fmt: skip
+    rows = [row for row in read_log(run) if row["recall@10"] is not None]
+    early = sum(seconds for at, seconds in spent if at < steps[0])
+    return steps[0], early, len(rows)
+
+
+def test_timed_run_keeps_its_minutes_and_the_schedule_reaches_its_end(
+    tmp_path: Path, clock: Clock
+) -> None:
+    begun = clock.now
+    steps, _, validations = timed(tmp_path, clock, minutes=4, user_seconds=0.0)
+    assert steps == pytest.approx(240, abs=2)
+    assert clock.now - begun == pytest.approx(240, abs=2)
+    assert validations == 20
+    rates = [row["learning_rate"] for row in read_log(tmp_path) if row["learning_rate"] is not None]
+    assert rates[-1] < 0.05 * max(rates)
+
+
+@pytest.mark.parametrize("minutes", [0.5, 1, 4])
+def test_timed_run_is_not_spent_on_validation(tmp_path: Path, clock: Clock, minutes: float) -> None:
+    """A validation asks ten users, and takes 20 seconds."""
+    steps, spent, validations = timed(tmp_path, clock, minutes, user_seconds=2.0)
+    assert spent <= 0.1 * 60 * minutes + 2.0  # the last: a user that tells what it costs
+    assert steps >= 0.85 * 60 * minutes
+    assert 1 <= validations <= 1 + 0.1 * 60 * minutes / 20
+
+
+def test_run_of_given_steps_makes_all_its_validations(tmp_path: Path, clock: Clock) -> None:
+    def recall(toy: Toy, holdout: Holdout) -> float:
+        clock.now += 1000
+        return 0.5
+
+    train_toy(tmp_path, Toy(on_validate=recall), steps=40, validations=8)
+    rows = [row["step"] for row in read_log(tmp_path) if row["recall@10"] is not None]
+    assert rows == [5, 10, 15, 20, 25, 30, 35, 40]
 
 
 @pytest.fixture
@@ -153,28 +205,25 @@ def hearing() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hearing")
-def test_resumed_is_as_if_never_stopped(tmp_path: Path) -> None:
-    whole, first, second = Toy(), Toy(), Toy()
-    trainer(tmp_path / "whole", whole, steps=60).train()
-    part = trainer(tmp_path / "part", first, steps=60)
-    update = part._update_average
+def test_interrupted_run_finishes_its_step_and_resumes_as_if_never_stopped(tmp_path: Path) -> None:
+    calls = [0]
 
-    def interrupted(step: int) -> None:
-        if step == 22:  # in the midst of the 23rd step, which is finished first
+    def interrupt(toy: Toy) -> None:
+        calls[0] += 1
+        if calls[0] == 23:  # in the midst of the 23rd step, which is finished first
             signal.raise_signal(signal.SIGINT)
-        update(step)
 
-    part._update_average = interrupted  # type: ignore[method-assign]
+    whole, rest = Toy(), Toy()
+    train_toy(tmp_path / "whole", whole, steps=60, ema=0.9)
     with pytest.raises(KeyboardInterrupt):
-        part.train()
+        train_toy(tmp_path / "part", Toy(on_forward=interrupt), steps=60, ema=0.9)
     with pytest.raises(KeyboardInterrupt):  # heard at once again
         signal.raise_signal(signal.SIGINT)
-    rest = trainer(tmp_path / "part", second, steps=60)
-    assert rest.resume()
-    assert rest.state.step == 23
-    rest.train()
-    for a, b in zip(whole.network.parameters(), second.network.parameters(), strict=True):
-        assert torch.equal(a, b)
+    stopped = load_checkpoint(tmp_path / "part")
+    assert stopped is not None
+    assert stopped.step == calls[0] == 23
+    train_toy(tmp_path / "part", rest, resume=True, steps=60, ema=0.9)
+    assert torch.equal(whole.logits, rest.logits)
     timeless = [
         [{k: v for k, v in row.items() if "second" not in k} for row in read_log(tmp_path / name)]
         for name in ("whole", "part")
@@ -184,171 +233,124 @@ def test_resumed_is_as_if_never_stopped(tmp_path: Path) -> None:
     assert timeless[0][-1] == timeless[1][-1]
 
 
-def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
-    trainer(tmp_path, steps=2).train()
-    other = Toy()
-    other.network = nn.Sequential(nn.Embedding(1, 7))
+def test_finished_run_resumes_without_training(tmp_path: Path) -> None:
+    first = Toy()
+    train_toy(tmp_path, first)
+    steps: list[Toy] = []
+    again = Toy(on_forward=steps.append)
+    nn.init.zeros_(again.logits)
+    train_toy(tmp_path, again, resume=True)
+    assert not steps
+    assert torch.equal(first.logits, again.logits)
+
+
+def test_rows_of_a_run_without_a_checkpoint_are_dropped(tmp_path: Path) -> None:
+    def stop(toy: Toy, holdout: Holdout) -> float:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        train_toy(tmp_path, Toy(on_validate=stop), steps=40, validations=1)
+    assert [row["step"] for row in read_log(tmp_path)] == [1, 10, 20, 30, 40]
+    train_toy(tmp_path, Toy(), steps=20, validations=1)
+    assert [row["step"] for row in read_log(tmp_path)] == [1, 10, 20, 20]
+
+
+class WithData(Toy):
+    """Has a buffer that is made anew when weights are loaded, as the basis of texts is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("data", torch.ones(3), persistent=False)
+        self.register_load_state_dict_post_hook(lambda module, _: module.make())
+
+    def make(self) -> None:
+        self.data = torch.ones(3)
+
+
+@pytest.mark.usefixtures("hearing")
+def test_average_shares_the_data_of_the_network_also_when_resumed(tmp_path: Path) -> None:
+    places: list[int] = []
+
+    def forward(toy: WithData) -> None:
+        places.append(toy.data.data_ptr())
+        if len(places) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    def validate(toy: WithData, holdout: Holdout) -> float:
+        validated.append(toy.data.data_ptr() == places[-1])
+        return 0.5
+
+    for resume in (False, True):
+        toy, validated = WithData(), []
+        toy.on_forward, toy.on_validate = forward, validate
+        with contextlib.suppress(KeyboardInterrupt):
+            train_toy(tmp_path, toy, resume=resume, steps=4, validations=4, ema=0.9)
+        assert all(validated[:2])  # of the average; the last are of the network with loaded weights
+    assert len(places) == 4
+
+
+def test_raises_when_the_checkpoint_is_of_another_network(tmp_path: Path) -> None:
+    train_toy(tmp_path, Toy(), steps=2)
     with pytest.raises(ArtefactError, match="does not fit this network"):
-        trainer(tmp_path, other).resume()
+        train_toy(tmp_path, Toy(items=7), resume=True)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("steps", 0), ("accumulate", 0), ("warmup", 1.0), ("ema", -0.1), ("learning_rate", np.nan)],
-)
-def test_impossible_settings(tmp_path: Path, name: str, value: float) -> None:
-    with pytest.raises(RequestError, match=f"{name} is {value}; it must be"):
-        trainer(tmp_path, **{name: value})
+    [
+        ("steps", 0), ("accumulate", 0), ("warmup", 1.0), ("ema", -0.1), ("clip", 0),
+        ("learning_rate", np.nan), ("minutes", np.inf),
+    ],
+)  # fmt: skip
+def test_raises_when_a_setting_is_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(RequestError, match=f"fit.{name} is {value}"):
+        FitConfig(**{name: value})  # type: ignore[arg-type]
 
 
-# --- MaskGR itself, as a user runs it
-
-SMALL = {
-    "steps": 24, "token_budget": 600, "validations": 3, "checkpoint_minutes": 0,
-    "layers": 1, "width": 16, "heads": 2, "hidden": 32, "levels": 2, "codes": 8,
-}  # fmt: skip
+def test_raises_when_a_history_does_not_fit_the_token_budget(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"fit.token_budget is 4, .* has 5 tokens"):
+        train_toy(tmp_path, Toy(), token_budget=4)
 
 
-def command(shop: Path, run: Path, *more: str) -> list[str]:
-    words = ["train", str(shop), "--preset", "tiny", "--out", str(run), *more]
-    return [*words, *(word for k, v in SMALL.items() for word in ("--set", f"{k}={v}"))]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from maskgr.data.config import SyntheticConfig
-    from maskgr.data.open import fetch
-
-    folder = tmp_path_factory.mktemp("data") / "shop"
-    fetch("synthetic", synthetic=SyntheticConfig(users=120, items=40)).save(folder)
-    return folder
-
-
-def weights(run: Path) -> bytes:
-    return (run / "recommender" / "network.safetensors").read_bytes()
-
-
-def checkpoints(run: Path) -> set[Path]:
-    """Of all stages."""
-    return set(run.glob("training/checkpoints/*")) | set(run.glob("training/*/checkpoints/*"))
-
-
-STAGES = [
-    "network.attention=causal", "network.history=pooled", "network.history_layers=1",
-    "dense.table=learned", "dense.text_input=true", "dense.repeat_bias=true", "collaborative=0.5",
-    # With k-means a rounding error can decide on an item's cluster, and on all that follows.
-    "quantizer=random", "unique=reassign",
-    "objective.distil=0.5", "objective.catalogue_aware=true", "objective.copies=2",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("settings", [[], STAGES], ids=["one stage", "two"])
-def test_killed_at_random_and_resumed_equals_uninterrupted(
-    shop: Path, tmp_path: Path, settings: list[str]
-) -> None:
-    words = [word for setting in settings for word in ("--set", setting)]
-
-    def start(run: Path, *more: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "maskgr", *command(shop, run, *words, *more)],
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    assert start(tmp_path / "whole").wait() == 0
-    rng, run = random.Random(0), tmp_path / "killed"
-    begun, kills = False, 0
+def test_killed_run_resumes_to_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
+    whole, run = start(train_maskgr, tmp_path / "whole", 0.2), tmp_path / "killed"
+    whole.join(60)
+    assert whole.exitcode == 0
+    rng, kills = random.Random(0), 0
     for _ in range(3):
-        process = start(run, *(["--resume"] if begun else []))
-        before = checkpoints(run)
-        while process.poll() is None:  # until it gets somewhere, then a little longer
-            begun = begun or (run / "training" / "run.json").exists()
-            if checkpoints(run) - before:
-                break
-            time.sleep(0.01)
+        before = set(run.glob("checkpoints/*"))
+        process = start(train_maskgr, run, 0.2)
+        while process.is_alive() and not set(run.glob("checkpoints/*")) - before:
+            time.sleep(0.005)
         time.sleep(0.1 * rng.random())
-        kills += process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join(60)
+        kills += process.exitcode == -signal.SIGKILL
     assert kills
-    assert start(run, "--resume").wait() == 0
-    assert weights(run) == weights(tmp_path / "whole")
+    last = start(train_maskgr, run, 0.2)
+    last.join(60)
+    assert last.exitcode == 0
+    one, two = (tmp_path / name / "final.safetensors" for name in ("whole", "killed"))
+    assert one.read_bytes() == two.read_bytes()
 
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "settings"),
-    [(TORCHRUN, [], []), ([], ["--processes", "2"], STAGES)],
-    ids=["torchrun", "processes"],
-)
-def test_two_processes_do_what_one_does(
-    shop: Path, tmp_path: Path, start: list[str], end: list[str], settings: list[str]
-) -> None:
-    still = ["dropout=0", *settings]  # dropout differs between processes
-    words = [word for setting in still for word in ("--set", setting)]
-    for name, before, after in (("one", [], []), ("two", start, end)):
-        done = subprocess.run(
-            [
-                *(sys.executable, *before, "-m", "maskgr"),
-                *(*command(shop, tmp_path / name, *words), *after),
-            ],
-            timeout=120,
-            env=environment(),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("trained maskgr") == 1  # one writer
-    folders = ["training", f"training/{FIRST}"] if settings else ["training"]
-    for folder in folders:
-        one, two = (read_log(tmp_path / name / folder) for name in ("one", "two"))
-        columns = ["loss", "gradient_norm", "recall@10"]
-        for column in columns if folder != "training" else [*columns, "bound"]:
-            values = [[r[column] for r in rows if r[column] is not None] for rows in (one, two)]
-            assert values[0]
-            assert values[1] == pytest.approx(values[0], rel=1e-2)
-
-
-def test_a_companion_that_stops_is_told(shop: Path, tmp_path: Path) -> None:
-    script = (
-        "from maskgr.training.distributed import companions, world\n"
-        "import sys\n"
-        "with companions(2, [sys.executable, '-c', 'raise SystemExit(7)']):\n"
-        "    with world('cpu'): print('never')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "a process that trains with this one stopped (exit code 7)" in done.stderr
-    assert "never" not in done.stdout
-
-
-def test_how_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
-    assert processes_for(90, "cpu") == 4
-    assert processes_for(1, "cpu") == 1  # not worth it
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert processes_for(90, "cpu") == 1  # torchrun has started them
-
-
-def test_a_run_is_resumed_with_the_ids_it_was_given(
-    shop: Path, tmp_path: Path, maskgr: Callable[..., Outcome]
-) -> None:
-    for seed in (0, 1):
-        words = ("sids", shop, "--out", tmp_path / f"sids{seed}", "--quantizer", "random")
-        assert maskgr(*words, "--levels", 2, "--codes", 8, "--seed", seed).code == 0
-    train, own = command(shop, tmp_path / "run"), ("--sids", tmp_path / "sids0")
-    assert maskgr(*train, *own).code == 0
-    for other in ((), ("--sids", tmp_path / "sids1")):
-        outcome = maskgr(*train, "--resume", *other)
-        assert outcome.code == 2
-        assert "was started with other --sids; use those it was started with" in outcome.err
-    assert maskgr(*train, "--resume", *own).code == 0
+def test_two_processes_equal_one_up_to_rounding(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # Dropout differs between processes, so there is none.
+    processes = [
+        start(train_maskgr, tmp_path / "one", 0.0),
+        *(start(train_maskgr, tmp_path / "two", 0.0, rank, 2, port) for rank in (0, 1)),
+    ]
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    logs = [read_log(tmp_path / name) for name in ("one", "two")]
+    for column in ("loss", "gradient_norm", "recall@10", "training_recall@10"):
+        one, two = ([row[column] for row in rows if row[column] is not None] for rows in logs)
+        assert one
+        assert two == pytest.approx(one, rel=1e-3)
+    one, two = (load_file(tmp_path / name / "final.safetensors") for name in ("one", "two"))
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], atol=1e-4, rtol=1e-3)

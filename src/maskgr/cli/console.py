@@ -1,11 +1,12 @@
-"""What the command prints: JSON for programs, tables for people."""
+"""The command's output: JSON for programs, tables for people."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,9 +18,21 @@ if TYPE_CHECKING:
     from maskgr.sids.report import Portrait, Report
 
 
+class Interrupted(BaseException):
+    """Ctrl-C in a command that can go on later; the message says how."""
+
+
+@contextmanager
+def interruptible(advice: str) -> Iterator[None]:
+    """Adds to a Ctrl-C how to go on after it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(advice) from None
+
+
 def print_json(value: Any) -> None:
-    """Numbers stay numbers; what JSON has no word for (dates, decimals) becomes text, and a number
-    that is none is null."""
+    """Types that JSON lacks (dates, decimals) become text; NaN and infinity become null."""
     print(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str, allow_nan=False))
 
 
@@ -34,7 +47,7 @@ def _finite(value: Any) -> Any:
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None
 ) -> None:
-    """Text columns to the left, numbers to the right."""
+    """Text columns are aligned left, columns of numbers right."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -49,7 +62,7 @@ def print_table(
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Two columns: what, and how much."""
+    """Two columns: names and values."""
     print_table(("", ""), [(name, _shown(value)) for name, value in facts.items()])
 
 
@@ -104,7 +117,9 @@ def show_recommendations(rows: list[dict[str, Any]]) -> None:
 
 
 def show_explanation(recommender: Recommender, found: Explanation, most: int = 5) -> None:
-    """The best beams after each step, then what they became."""
+    """The best beams after each step, then the recommendations."""
+    if not found.steps:
+        print("One step scores every item at once, so there are no steps to show.\n")
     for number, step in enumerate(found.steps, 1):
         rows = [
             (
@@ -122,21 +137,33 @@ def show_explanation(recommender: Recommender, found: Explanation, most: int = 5
     show_recommendations(described(recommender, list(found.results)))
 
 
-def show_evaluation(model: str, split: str, result: Evaluation) -> None:
-    """A row a protocol, as percentages with their confidence intervals."""
-    names = list(next(iter(result.metrics.values())))
+def show_evaluations(
+    split: str, results: Mapping[str, Evaluation], decoding: Mapping[str, Any] | None = None
+) -> None:
+    """A row for each model under each protocol, in percent with confidence intervals.
+
+    `decoding`: the settings that the results were decoded with.
+    """
+    first = next(iter(results.values()))
+    names = list(next(iter(first.metrics.values())))
     rows = []
-    for protocol, values in result.metrics.items():
-        rows.append([model, protocol, *(_percent(values[name]) for name in names)])
-        if result.oracle:
-            best = result.oracle[protocol]
-            shares = (values[n].mean / best[n].mean if best[n].mean else 0.0 for n in names)
-            rows.append(["oracle", protocol, *(_percent(best[n]) for n in names)])
-            rows.append(["of oracle", protocol, *(f"{s:.0%}" for s in shares)])
-    title = f"{split}: {result.users:,} users, {result.users_per_second:,.0f} users/s, in percent"
-    print_table(["", "protocol", *names], rows, title=title)
-    if result.invalid_share:
-        print(f"{result.invalid_share:.2%} of the beams ended as no item")
+    for protocol in first.metrics:
+        best = None if first.oracle is None else first.oracle[protocol]
+        for model, result in results.items():
+            values = result.metrics[protocol]
+            rows.append([model, protocol, *(_percent(values[name]) for name in names)])
+            if best is not None:
+                shares = (values[n].mean / best[n].mean if best[n].mean else 0.0 for n in names)
+                rows.append(["  of oracle", protocol, *(f"{share:.0%}" for share in shares)])
+        if best is not None:
+            rows.append(["oracle", protocol, *(_percent(best[name]) for name in names)])
+    print_table(["", "protocol", *names], rows, title=f"{split}: {first.users:,} users, in percent")
+    if decoding:
+        print(", ".join(f"{name} {_shown(value)}" for name, value in decoding.items()))
+    for model, result in results.items():
+        print(f"{model}: {result.users_per_second:,.0f} users per second")
+        if result.invalid_share is not None:
+            print(f"{model}: {result.invalid_share:.2%} of the beams ended as no item")
 
 
 def _percent(value: Mean) -> str:
@@ -144,7 +171,7 @@ def _percent(value: Mean) -> str:
 
 
 def show_report(report: Report) -> None:
-    """Are these semantic IDs good?"""
+    """The quality of semantic IDs: each level, collisions, agreement with the columns."""
     rows = [
         (
             "appended" if level.appended else str(place),

@@ -95,18 +95,6 @@ class BeamSearch:
             beams = after
         return Searched(beams, cut, steps)
 
-    def follow(self, user: Tensor, digits: Tensor) -> Tensor:
-        """(rows,) the scores of beams that end with `digits` (rows, items, m), kept or not."""
-        target = blank(user, self.denoiser.items, self.rules.catalogue.levels)
-        scores = torch.zeros(len(user), device=user.device)
-        for count in self.counts:
-            chosen, log_probs = self._evaluate(target, count)
-            values = log_probs.gather(3, digits.unsqueeze(3)).squeeze(3)  # (rows, items, m)
-            scores += torch.where(chosen, values, 0.0).sum(dim=(1, 2))
-            revealed = target.revealed | chosen
-            target = Targets(user, torch.where(revealed, digits, 0), revealed)
-        return scores
-
     def _evaluate(self, target: Targets, count: int) -> tuple[Tensor, Tensor]:
         """(rows, items, m) the digits to reveal, and (rows, items, m, codes) log-probabilities."""
         masked = ~target.revealed

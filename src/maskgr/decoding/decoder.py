@@ -129,32 +129,6 @@ class Decoder:
         beam_search = self._beam_search(denoiser, search, index, excluded, seeds, repeats)
         return _rank(beam_search, self._ranks, max(search.beams, top), top, trace)
 
-    def score(
-        self,
-        denoiser: Denoiser,
-        items: Tensor,
-        digits: Tensor,
-        search: Search,
-        *,
-        excluded: Exclusions | None = None,
-        allowed: Tensor | None = None,
-        seeds: Tensor | None = None,
-    ) -> Tensor:
-        """(users, width) log-probabilities of the next `items` (users, width), as `next_items`
-        scores them; -inf where an item is -1.
-
-        `digits` (users, width, m): those of the items.
-        """
-        index, excluded = self._filter(denoiser, excluded, allowed)
-        beam_search = self._beam_search(denoiser, search, index, excluded, seeds)
-        user, place = (items >= 0).nonzero(as_tuple=True)
-        scores = torch.full(items.shape, -torch.inf, device=items.device)
-        at_once = max(1, CELLS // (self.catalogue.levels * max(self.catalogue.codebook_sizes)))
-        for some in torch.split(torch.arange(len(user), device=user.device), at_once):
-            own, where = user[some], place[some]
-            scores[own, where] = beam_search.follow(own, digits[own, where].unsqueeze(1))
-        return scores.masked_fill_(scores < FLOOR / 2, -torch.inf)
-
     def _filter(
         self, denoiser: Denoiser, excluded: Exclusions | None, allowed: Tensor | None
     ) -> tuple[_Index, Exclusions | None]:

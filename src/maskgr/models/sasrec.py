@@ -76,11 +76,12 @@ class SASRecConfig:
 class NegativeBatch(Batch):
     """A batch with the items that it is contrasted with."""
 
-    negatives: Tensor  # sampled: (draws,) for all; bce: (items,) one for each item of the batch
+    negatives: Tensor  # (draws,) shared by all, or (items,) one for each item of the batch
+    shared: bool
 
     def part(self, rows: np.ndarray) -> Batch:
         sequences, negatives = self.sequences.select(rows), self.negatives
-        if len(negatives) == len(self.sequences.values):
+        if not self.shared:
             starts = np.repeat(self.sequences.offsets[:-1][rows], sequences.lengths)
             negatives = negatives[torch.from_numpy(starts + sequences.places)]
         return replace(self, sequences=sequences, negatives=negatives)
@@ -148,7 +149,7 @@ class SASRec(Trainable):
         return found
 
     def table(self) -> Tensor:
-        """(items, width) the vectors of the whole catalogue; kept while weights do not change."""
+        """(items, width) the vectors of the whole catalogue; kept until `train` or `eval`."""
         if self._table is not None and not torch.is_grad_enabled():
             return self._table
         vectors: Tensor = self.items()
@@ -161,10 +162,11 @@ class SASRec(Trainable):
         if loss == "softmax":
             return Batch(sequences, weight)
         if loss == "sampled":
-            return NegativeBatch(sequences, weight, self._sampler.draw(generator))
+            return NegativeBatch(sequences, weight, self._sampler.draw(generator), shared=True)
         drawn = torch.randint(len(self.counts) - 1, (len(sequences.values),), generator=generator)
         targets = torch.from_numpy(sequences.values)
-        return NegativeBatch(sequences, weight, drawn + (drawn >= targets))  # never the target
+        others = drawn + (drawn >= targets)  # never the target
+        return NegativeBatch(sequences, weight, others, shared=False)
 
     def forward(self, batch: Batch) -> Tensor:
         """() the summed loss of every item of the batch, given those before it."""
@@ -213,7 +215,8 @@ class SASRec(Trainable):
 
     @torch.no_grad()
     def rank(self, query: Query) -> Ranked:
-        self.eval()
+        if self.training:
+            self.eval()
         users = len(query.histories)
         items = np.full((users, query.top), -1, dtype=np.int32)
         scores = np.full((users, query.top), -np.inf, dtype=np.float32)
@@ -351,8 +354,8 @@ SASRec.presets = {
     ),
     "cpu": TrainConfig(
         "sasrec",
-        SASRecConfig(TransformerConfig(layers=2, width=128, heads=2, hidden=256, dropout=0.5)),
-        FitConfig(minutes=20, token_budget=1600, learning_rate=1e-3),
+        SASRecConfig(TransformerConfig(layers=2, width=64, heads=2, hidden=256, dropout=0.5)),
+        FitConfig(minutes=25, token_budget=1600, learning_rate=1e-3),
     ),
     # As published: binary cross-entropy with one negative, two blocks, one head.
     "published": TrainConfig(

@@ -1,9 +1,9 @@
 """Recommendations for a file of histories: streamed, and resumed where it was interrupted.
 
-In: JSONL, a line a user: {"user_id": ..., "history": [item, ...]} (oldest first), gzipped or not.
-Out: JSONL in the same order: {"user_id": ..., "items": [...], "scores": [...]}. Until all is done
-the lines are in OUTPUT.KEY.part, and the same command goes on from there: the key tells it from
-other models, settings and inputs.
+Input: JSONL, gzipped or not, a line per user: {"user_id": ..., "history": [item, ...]}, oldest item
+first. Output: JSONL in the same order: {"user_id": ..., "items": [...], "scores": [...]}. Until all
+is done the lines are in OUTPUT.KEY.part, from which the same command goes on; the key depends on
+the model, the settings and the input.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from maskgr.artefact import sync
+from maskgr.data.config import Unknown
 from maskgr.decoding.config import DecodingConfig
 from maskgr.errors import DataError
-from maskgr.recommender import Recommender, Unknown
+from maskgr.recommender import Recommender
 
-CHUNK = 1024  # users at once: what an interruption costs
+CHUNK = 1024  # users ranked and written at once
 
 
 def recommend_file(
@@ -62,7 +63,7 @@ def recommend_file(
 
 
 def _key(recommender: Recommender, source: os.stat_result, *settings: Any) -> str:
-    """Of all that decides what is written."""
+    """A hash of everything that decides the output."""
     model = (recommender.config, dict(recommender.made))
     ids = recommender.items["item_id"].to_list()
     about = repr((source.st_size, source.st_mtime_ns, model, settings, ids))
@@ -100,12 +101,12 @@ def _user(line: str, source: Path, number: int) -> tuple[Any, list[Any]]:
             f'{source}, line {number} is not {{"user_id": ..., "history": [...]}}; mend it'
         ) from None
     if not isinstance(history, list):
-        raise DataError(f"{source}, line {number}: history is no list of items; mend it")
+        raise DataError(f"{source}, line {number}: history is not a list of items; mend it")
     return user, history
 
 
 def _finished_lines(part: Path) -> int:
-    """Lines that are whole; one that was cut off by a kill is taken back."""
+    """The number of whole lines; an unfinished last line is removed."""
     if not part.exists():
         return 0
     content = part.read_bytes()

@@ -108,6 +108,9 @@ class SemanticIds:
             made={**self.made, "quantizer": asdict(quantizer), "seed": seed},
         )
 
+    def __deepcopy__(self, memo: object) -> SemanticIds:
+        return self  # never changes; an averaged copy of a model would double the embeddings
+
     @property
     def vectors(self) -> Floats:
         """(items, any) the vectors that were quantised: text embeddings or learned vectors."""

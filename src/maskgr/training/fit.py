@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ from maskgr.training.workspace import Workspace
 
 BEST = "best.safetensors"
 PROBE = 8  # steps after which the speed is known well enough to fit the schedule to it
-VALIDATION_SHARE = 0.1  # of a timed run's time, at most
+VALIDATION_SHARE = 0.1  # of a timed run's time, at most; the last validation comes on top
+PROBED_USERS = 16  # one in so many users tells what a validation costs
 
 
 @dataclass(frozen=True)
@@ -292,8 +294,19 @@ class Trainer:
             return True
         if self._reached() <= state.validated:
             return False
-        dear = state.validation_seconds > VALIDATION_SHARE * seconds
-        return not self.world.agree(bool(self.config.minutes) and dear)
+        if not self.config.minutes:
+            return True
+        after = state.validation_seconds + self._validation_cost
+        return bool(self.world.agree(after <= VALIDATION_SHARE * seconds))
+
+    @cached_property
+    def _validation_cost(self) -> float:
+        """Seconds of a validation, estimated with a few of its users."""
+        start, users = time.perf_counter(), len(self.sample.users)
+        few = self.sample.select(np.arange(0, users, PROBED_USERS))
+        self._measure(self._kept_network(), few)
+        users += len(self.trained_on.users)
+        return (time.perf_counter() - start) * users / len(few.users)
 
     def _validate(self) -> None:
         start = time.perf_counter()
@@ -348,6 +361,7 @@ class Trainer:
         self._checkpoint(now=True)
         self.world.wait()
         load_weights(self.network, self.run / BEST)
+        self.network.zero_grad()  # else they count in the gradient of what is built on this network
         return self._measure(self.network, self.split.validation)
 
     def _checkpoint(self, *, now: bool = False) -> None:
@@ -416,8 +430,11 @@ def _averaged(network: Trainable, decay: float) -> AveragedModel:
 
 
 def _share_buffers(network: nn.Module, average: nn.Module) -> None:
-    """Buffers are data, not learned: the average has the network's own instead of copies."""
-    for name, buffer in network.named_buffers():
+    """Buffers are data, not learned: the average has the network's own instead of copies.
+
+    A buffer that two modules share has two names, and is set under both.
+    """
+    for name, buffer in network.named_buffers(remove_duplicate=False):
         owner, _, attribute = name.rpartition(".")
         setattr(average.get_submodule(owner), attribute, buffer)
 

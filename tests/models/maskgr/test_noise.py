@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskgr.config import ObjectiveConfig
+from maskgr.models.maskgr.config import ObjectiveConfig
 from maskgr.models.maskgr.noise import (
-    draw_item_noise,
     draw_noise,
     last_items,
     mask_items,
@@ -25,6 +24,12 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def repeated(times: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """SEQUENCES many times over, and the levels 0.25 and 0.6 of each pair of sequences."""
+    sequences = (SEQUENCES + 2 * torch.arange(times)[:, None]).flatten()
+    return sequences, torch.tensor([0.25, 0.6]).repeat(times)
+
+
 def share_is(draws: torch.Tensor, probability: float) -> None:
     """Within five standard errors."""
     error = 5 * (probability * (1 - probability) / draws.numel()) ** 0.5
@@ -32,7 +37,7 @@ def share_is(draws: torch.Tensor, probability: float) -> None:
 
 
 @given(st.integers(1, 300), st.integers(0, 100))
-def test_one_level_a_stratum(count: int, seed: int) -> None:
+def test_stratified_levels_have_one_in_each_stratum(count: int, seed: int) -> None:
     levels = stratified_levels(count, generator(seed))
     assert (levels > 0).all()
     assert (levels <= 1).all()
@@ -53,9 +58,8 @@ def test_each_level_by_itself_is_uniform() -> None:
 
 
 def test_tokens_are_masked_independently_with_their_sequences_level() -> None:
-    levels = torch.tensor([0.25, 0.6])
-    source = generator()
-    draws = torch.stack([mask_tokens(levels, SEQUENCES, source) for _ in range(20_000)])
+    sequences, levels = repeated(20_000)
+    draws = mask_tokens(levels, sequences, generator()).view(-1, 6)
     for token, level in enumerate([0.25, 0.25, 0.6, 0.6, 0.6, 0.6]):
         share_is(draws[:, token], level)
     share_is(draws[:, 0] & draws[:, 1], 0.25**2)
@@ -66,10 +70,9 @@ def test_full_noise_masks_everything() -> None:
     assert mask_tokens(torch.ones(2), SEQUENCES, generator()).all()
 
 
-def test_items_are_masked_whole() -> None:
-    source = generator()
-    levels = torch.tensor([0.25, 0.6])
-    draws = torch.stack([mask_items(levels, SEQUENCES, 2, source) for _ in range(20_000)])
+def test_mask_items_masks_all_digits_of_an_item_or_none() -> None:
+    sequences, levels = repeated(20_000)
+    draws = mask_items(levels, sequences, 2, generator()).view(-1, 6)
     assert torch.equal(draws[:, ::2], draws[:, 1::2])
     share_is(draws[:, 0], 0.25)
     share_is(draws[:, 2], 0.6)
@@ -81,9 +84,9 @@ def test_last_items_by_hand() -> None:
     assert last_items(torch.tensor([0, 0, 0]), 3).all()
 
 
-def test_masks_of_the_last_item_times_weights_are_those_of_independent_masks() -> None:
+def test_last_item_masks_times_weights_equal_independent_masks_times_weights() -> None:
     source = generator()
-    digits, count = 3, 60_000
+    digits, count = 3, 30_000
     sequences = torch.arange(count).repeat_interleave(digits)
     levels = stratified_levels(count, source)
     masked, noise = mask_last_item(levels, sequences, digits, source)
@@ -97,7 +100,7 @@ def test_masks_of_the_last_item_times_weights_are_those_of_independent_masks() -
             assert found.mean().item() == pytest.approx(beta[sum(mask)], rel=0.05)
 
 
-def test_only_the_last_item_is_masked_and_history_stays_clean() -> None:
+def test_mask_last_item_leaves_the_history_clean() -> None:
     source = generator()
     for _ in range(50):
         masked, _ = mask_last_item(stratified_levels(2, source), SEQUENCES, 2, source)
@@ -108,21 +111,21 @@ def batch(sequences: int, items: int) -> torch.Tensor:
     return torch.arange(sequences).repeat_interleave(2 * items)
 
 
-def test_papers_noise() -> None:
+def test_diffusion_masks_half_of_the_tokens_at_a_level_per_sequence() -> None:
     noise = draw_noise(batch(20_000, 2), 2, ObjectiveConfig(), generator())
     assert noise.tokens == 80_000
     share_is(noise.masked, 0.5)
     assert len(noise.levels.unique()) > 19_000
 
 
-def test_fixed_ratio() -> None:
+def test_fixed_masking_has_one_level() -> None:
     config = ObjectiveConfig(masking="fixed", fixed_ratio=0.15)
     noise = draw_noise(batch(10_000, 2), 2, config, generator())
     share_is(noise.masked, 0.15)
     assert noise.levels.unique().tolist() == [pytest.approx(0.15)]
 
 
-def test_share_of_whole_items() -> None:
+def test_share_of_sequences_with_items_masked_whole() -> None:
     noise = draw_noise(batch(20_000, 2), 2, ObjectiveConfig(whole_item=0.3), generator())
     pairs = noise.masked.view(-1, 2)
     # apart in an item only where tokens are masked one by one: there with E[2 t (1 - t)] = 1/3
@@ -130,7 +133,7 @@ def test_share_of_whole_items() -> None:
     assert noise.tokens == 80_000
 
 
-def test_share_of_last_items() -> None:
+def test_share_of_sequences_with_only_the_last_item_masked() -> None:
     noise = draw_noise(batch(20_000, 2), 2, ObjectiveConfig(last_item_share=0.4), generator())
     masked = noise.masked.view(-1, 4)
     # the history is masked in the other 60 % alone, the last item: t on average, or 3/4 (k = 1, 2)
@@ -140,23 +143,7 @@ def test_share_of_last_items() -> None:
     assert share == pytest.approx(0.4, abs=0.02)
 
 
-def test_items_masked_each_by_itself() -> None:
-    noise = draw_item_noise(30_000, 3, ObjectiveConfig(), generator())
-    masked, levels = noise.masked.view(-1, 3), noise.levels.view(-1, 3)
-    assert noise.tokens == 90_000
-    assert torch.equal(masked.sum(1) / 3, levels[:, 0])
-    assert torch.equal(levels[:, 0], levels[:, 2])
-    for count in (1, 2, 3):  # as often, and each digit as often
-        share_is(masked.sum(1) == count, 1 / 3)
-        share_is(masked[masked.sum(1) == count][:, 1], count / 3)
-
-
-def test_share_of_items_masked_whole() -> None:
-    noise = draw_item_noise(30_000, 3, ObjectiveConfig(whole_item=0.4), generator())
-    share_is(noise.masked.view(-1, 3).all(1), 0.4 + 0.6 / 3)
-
-
-def test_same_generator_same_noise() -> None:
+def test_same_seed_gives_same_noise() -> None:
     config = ObjectiveConfig(whole_item=0.3, last_item_share=0.4)
     one, two = (draw_noise(SEQUENCES, 2, config, generator(5)) for _ in range(2))
     assert torch.equal(one.masked, two.masked)

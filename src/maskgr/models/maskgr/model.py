@@ -90,7 +90,7 @@ class MaskGR(Trainable):
         own: MaskGRConfig = config.model
         self.config, self.own, self.sids = config, own, sids
         self.neighbours, self.bias = neighbours, bias or Bias()
-        self.history = history.requires_grad_(False)
+        self.history = history.requires_grad_(False).eval()
         self.denoiser = Denoiser(own.transformer, sids.codebook_sizes)
         self.codes: Tensor
         self.register_buffer("codes", torch.from_numpy(sids.digits).long(), persistent=False)
@@ -106,12 +106,13 @@ class MaskGR(Trainable):
 
     def to(self, *arguments: Any, **options: Any) -> Self:
         moved = super().to(*arguments, **options)
+        self.history.eval()  # drops the table that it kept
         self.index = CodeIndex(self.codes, self.sids.codebook_sizes)
         return moved
 
     def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        self.history.eval()  # it is trained already: no dropout there
+        self.training = mode
+        self.denoiser.train(mode)  # not the history: no dropout there, and it keeps its table
         return self
 
     # Training of the denoiser

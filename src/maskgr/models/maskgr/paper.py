@@ -252,6 +252,7 @@ class PaperMaskGR(Trainable):
 
     def _histories(self, query: Query, decoding: DecodingConfig, items: int = 1) -> Histories:
         cache = self.resolved(decoding).cache
+        assert cache != "auto"
         recent = query.histories.last(self.config.history_limit)
         return Histories(self.network, recent, self.codes, items=items, cache=cache)
 

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from maskgr.models.maskgr.denoiser import Denoiser, HistoryMemory, fit_codes
+from maskgr.nn.layout import Layout
+from maskgr.nn.transformer import TransformerConfig
+from tests.models.tiny import randomise
+
+SIZES, WIDTH = (3, 2, 4), 8
+LENGTHS = [1, 2, 2, 5]
+CONFIG = TransformerConfig(layers=1, width=WIDTH, heads=2, hidden=16, dropout=0.5)
+
+
+def denoiser() -> Denoiser:
+    torch.manual_seed(0)
+    made = Denoiser(CONFIG, SIZES).eval()
+    randomise(made)
+    return made
+
+
+def digits(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Random codes, and which of them are revealed."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.stack([torch.randint(n, (rows,), generator=generator) for n in SIZES], 1)
+    return codes, torch.rand(rows, len(SIZES), generator=generator) < 0.5
+
+
+def states(lengths: Sequence[int]) -> tuple[Tensor, Layout]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(sum(lengths), WIDTH, generator=generator), Layout.of(lengths)
+
+
+def test_an_untrained_denoiser_changes_no_query() -> None:
+    hidden, layout = states(LENGTHS)
+    change = Denoiser(CONFIG, SIZES)(hidden, layout, *digits(len(hidden)))
+    assert (change == 0).all()
+
+
+@torch.no_grad()
+def test_memory_gives_the_change_at_the_last_place_of_each_history() -> None:
+    own, (hidden, layout) = denoiser(), states(LENGTHS)
+    memory = HistoryMemory(own, hidden, layout)
+    ends = torch.tensor(LENGTHS).cumsum(0) - 1
+    assert torch.equal(memory.last, hidden[ends])
+    for seed in range(3):  # three different beams of each user
+        codes, revealed = digits(len(hidden), seed)
+        everywhere = own(hidden, layout, codes, revealed)
+        asked = memory.change(torch.arange(4), codes[ends], revealed[ends])
+        torch.testing.assert_close(asked, everywhere[ends])
+    # Several beams of some users at once, none of others.
+    user = torch.tensor([0, 2, 2, 2, 3])
+    codes, revealed = digits(5)
+    together = memory.change(user, codes, revealed)
+    for row in range(5):
+        part = slice(row, row + 1)
+        alone = memory.change(user[part], codes[part], revealed[part])
+        torch.testing.assert_close(together[part], alone)
+
+
+@torch.no_grad()
+def test_histories_of_other_lengths_do_not_matter() -> None:
+    own, (hidden, layout) = denoiser(), states(LENGTHS)
+    memory, (codes, revealed) = HistoryMemory(own, hidden, layout), digits(4)
+    together = memory.change(torch.arange(4), codes, revealed)
+    for user, states_of_user in enumerate(torch.split(hidden, LENGTHS)):
+        alone = HistoryMemory(own, states_of_user, Layout.of([LENGTHS[user]]))
+        rows = slice(user, user + 1)
+        change = alone.change(torch.tensor([0]), codes[rows], revealed[rows])
+        torch.testing.assert_close(change, together[rows])
+
+
+@torch.no_grad()
+def test_a_change_depends_on_the_history_and_the_revealed_digits_alone() -> None:
+    own, (hidden, layout) = denoiser(), states([4])
+    codes, revealed = digits(4)
+    revealed[2] = torch.tensor([True, False, True])
+    change = own(hidden, layout, codes, revealed)
+    masked = torch.where(revealed, codes, (codes + 1) % torch.tensor(SIZES))
+    torch.testing.assert_close(own(hidden, layout, masked, revealed), change)
+    later = torch.cat([hidden[:3], -hidden[3:]])
+    torch.testing.assert_close(own(later, layout, codes, revealed)[:3], change[:3])
+    earlier = torch.cat([-hidden[:1], hidden[1:]])
+    assert not torch.allclose(own(earlier, layout, codes, revealed)[2], change[2])
+    other = (codes + revealed) % torch.tensor(SIZES)
+    assert not torch.allclose(own(hidden, layout, other, revealed)[2], change[2])
+
+
+def test_codes_are_fitted_exactly_where_vectors_are_sums_of_codes() -> None:
+    rng = np.random.default_rng(0)
+    codes = np.array(list(product(*map(range, SIZES))))
+    parts = [rng.normal(size=(size, WIDTH)) for size in SIZES]
+    vectors = sum(part[codes[:, level]] for level, part in enumerate(parts))
+    tokens = fit_codes(vectors, codes, SIZES)
+    assert tokens.shape == (sum(SIZES), WIDTH)
+    found = sum(tokens[start + codes[:, level]] for level, start in enumerate((0, 3, 5)))
+    np.testing.assert_allclose(found, vectors, atol=1e-5)
+
+
+def test_codes_are_nearly_the_least_squares_where_vectors_are_anything() -> None:
+    rng = np.random.default_rng(0)
+    codes = np.stack([rng.integers(size, size=60) for size in SIZES], 1)
+    vectors = rng.normal(size=(60, WIDTH))
+    tokens = fit_codes(vectors, codes, SIZES)
+    design = np.concatenate([np.eye(n)[codes[:, level]] for level, n in enumerate(SIZES)], 1)
+    best = np.linalg.lstsq(design, vectors, rcond=None)[0]
+    error = np.square(vectors - design @ tokens).sum()
+    assert error == pytest.approx(np.square(vectors - design @ best).sum(), rel=1e-3)
+
+
+def test_codes_of_no_item_start_at_zero() -> None:
+    made = Denoiser(CONFIG, SIZES)
+    made.start_from(torch.ones(2, WIDTH), torch.tensor([[0, 1, 0], [1, 1, 0]]))
+    assert (made.codes.weight[[2, 3, 6, 7, 8]] == 0).all()
+    sums = made.codes.weight[[0, 4, 5]].sum(0)
+    torch.testing.assert_close(sums, torch.ones(WIDTH))
