@@ -133,7 +133,7 @@ class Ours:
             Batches(problem.split.train, config.history_limit + 1, self.budget),
             config.fit,
             Workspace(Path("unused"), world),
-            RunLog(Path("unused"), writes=False).__enter__(),
+            RunLog(Path("unused"), World(1, 1, world.device)).__enter__(),
             State(total=1000),
         )
 

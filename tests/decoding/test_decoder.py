@@ -11,10 +11,10 @@ import torch
 from maskgr.decoding import candidates as candidates_module
 from maskgr.decoding import decoder as decoder_module
 from maskgr.decoding.candidates import Found, best_sums
-from maskgr.decoding.catalogue import Catalogue
 from maskgr.decoding.config import Order
 from maskgr.decoding.decoder import Decoder, Ranking, Search
 from maskgr.decoding.denoiser import distinct
+from maskgr.decoding.matching import Filters
 from maskgr.decoding.orders import ORDERS, fixed_priorities
 from maskgr.decoding.schedule import schedule
 from maskgr.errors import RequestError
@@ -61,7 +61,7 @@ def test_wide_beams_enumerate_the_catalogue(
 ) -> None:
     toy, digits = Toy(sizes), shop(sizes, count, seed=count)
     catalogue = index(digits, sizes)
-    decoder = Decoder(catalogue, renormalise=catalogue if renormalise else None)
+    decoder = Decoder(catalogue, renormalise=renormalise)
     for counts in compositions(len(sizes)):
         found = decoder.next_items(toy, count, Search(count, order, counts), seeds=seeds(toy))
         assert found.invalid_share is None
@@ -192,7 +192,7 @@ def test_excluded_items_equal_enumeration_without_them(order: Order) -> None:
             toy,
             10,
             Search(10, order, counts),
-            excluded=excluding(catalogue, seen),
+            filters=excluding(seen),
             seeds=seeds(toy),
         )
         for user, own in enumerate(seen):
@@ -204,16 +204,14 @@ def test_excluded_items_equal_enumeration_without_them(order: Order) -> None:
 
 
 @pytest.mark.parametrize("constrained", [True, False])
-def test_restricted_catalogue_keeps_the_models_scores(constrained: bool) -> None:
+def test_filters_keep_the_models_scores(constrained: bool) -> None:
     sizes = (2, 3, 2)
     toy, digits = Toy(sizes), shop(sizes, 10, seed=7)
-    catalogue = index(digits, sizes)
     allowed = torch.tensor([i % 3 != 0 for i in range(10)])
-    model = catalogue if constrained else None
     search = Search(12, "left-to-right", 2)
-    every = Decoder(catalogue, constrained=constrained, renormalise=model)
-    some = Decoder(catalogue.restrict(allowed), constrained=constrained, renormalise=model)
-    whole, part = every.next_items(toy, 10, search), some.next_items(toy, 6, search)
+    decoder = Decoder(index(digits, sizes), constrained=constrained, renormalise=constrained)
+    whole = decoder.next_items(toy, 10, search)
+    part = decoder.next_items(toy, 6, search, filters=Filters(allowed))
     for user in range(toy.users):
         kept = allowed[whole.items[user]]
         assert torch.equal(whole.items[user][kept], part.items[user])
@@ -228,7 +226,7 @@ def test_unconstrained_search_drops_excluded_items() -> None:
         Toy(sizes),
         3,
         Search(4, "left-to-right", 2),
-        excluded=excluding(catalogue, [[1], []]),
+        filters=excluding([[1], []]),
     )
     assert sorted(found.items[0].tolist()) == [-1, 0, 2]
     assert sorted(found.items[1].tolist()) == [0, 1, 2]
@@ -258,41 +256,21 @@ def test_random_order_of_a_user_does_not_depend_on_the_batch() -> None:
         assert torch.equal(part.scores, whole.scores[users])
 
 
-def spy_on_restrict(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """The masks that catalogues are restricted to from now on."""
-    masks: list[torch.Tensor] = []
-    restrict = Catalogue.restrict
-
-    def spy(self: Catalogue, allowed: torch.Tensor) -> Catalogue:
-        masks.append(allowed)
-        return restrict(self, allowed)
-
-    monkeypatch.setattr(Catalogue, "restrict", spy)
-    return masks
-
-
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("few", [256, 2])
-def test_allowed_items_equal_enumeration(
-    few: int, order: Order, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three of ten items are denied: excluded user by user, or left out of a new index."""
-    monkeypatch.setattr(decoder_module, "FEW_DENIED", few)
-    masks = spy_on_restrict(monkeypatch)
+def test_allowed_items_equal_enumeration(order: Order) -> None:
     sizes = (2, 3, 2)
     digits = shop(sizes, 10, seed=6)
     digits[9] = digits[0]  # share their digits: the one is denied, the other is not
     allowed = torch.tensor([item not in (0, 3, 7) for item in range(10)])
     seen = [[1, 3], [], [1, 2, 4, 5, 6, 8, 9], [9]]  # the first has seen a denied item too
     toy, catalogue = Toy(sizes, users=4), index(digits, sizes)
-    decoder, excluded = Decoder(catalogue), excluding(catalogue, seen)
+    decoder = Decoder(catalogue)
     for counts, seen_out in product(compositions(3), (True, False)):
         found = decoder.next_items(
             toy,
             7,
             Search(7, order, counts),
-            excluded=excluded if seen_out else None,
-            allowed=allowed,
+            filters=excluding(seen, allowed) if seen_out else Filters(allowed),
             seeds=seeds(toy),
         )
         for user, own in enumerate(seen):
@@ -302,83 +280,15 @@ def test_allowed_items_equal_enumeration(
                 toy, [digits[i] for i in left], order, counts, orders=drawn_orders(toy)
             )
             check(found, user, [((i,), definition.score(user, digits[i])) for i in left])
-    assert len(masks) == (0 if few == 256 else 1)
 
 
-@pytest.mark.parametrize("constrained", [True, False])
-def test_few_and_many_denied_items_give_the_same_sessions(
-    constrained: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = (3, 2)
-    digits = [[0, 0], [0, 1], [1, 0], [1, 1], [1, 1], [2, 0], [2, 0]]
-    allowed = torch.tensor([item not in (1, 5) for item in range(7)])  # only 5 shares its digits
-    toy, catalogue = Toy(sizes, items=2), index(digits, sizes)
-    found = []
-    for few in (256, 0):
-        monkeypatch.setattr(decoder_module, "FEW_DENIED", few)
-        decoder = Decoder(catalogue, constrained=constrained)
-        excluded = excluding(catalogue, [[1, 2], [6]])
-        found.append(
-            decoder.sessions(
-                toy, 20, Search(36, "greedy", 3), excluded=excluded, allowed=allowed, repeats=True
-            )
-        )
-    assert torch.equal(found[0].items, found[1].items)
-    torch.testing.assert_close(found[0].scores, found[1].scores)
-    assert found[0].invalid_share == found[1].invalid_share
-    assert (found[0].invalid_share is None) == constrained
-
-
-def test_indexes_of_the_last_masks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_module, "FEW_DENIED", 0)
-    masks = spy_on_restrict(monkeypatch)
-    sizes, kept = (4, 4), decoder_module.KEPT_INDEXES
-    decoder = Decoder(index(shop(sizes, 12, seed=1), sizes))
-
-    def ask(denied: int) -> None:
-        allowed = torch.arange(12) != denied
-        found = decoder.next_items(Toy(sizes), 11, Search(1, "greedy", 2), allowed=allowed)
-        assert set(found.items[0].tolist()) == set(range(12)) - {denied}
-
-    for _ in range(2):
-        for denied in range(kept):
-            ask(denied)
-    assert len(masks) == kept
-    ask(0)  # the least recently used mask is now 1
-    ask(kept)
-    ask(0)
-    assert len(masks) == kept + 1
-    ask(1)
-    assert len(masks) == kept + 2
-
-
-@pytest.mark.parametrize("few", [256, 0])
-def test_raises_when_allowed_items_are_too_few(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_module, "FEW_DENIED", few)
+def test_raises_when_allowed_items_are_too_few() -> None:
     sizes, search = (2, 3), Search(3, "greedy", 1)
     decoder = Decoder(index(shop(sizes, 5, seed=0), sizes))
-    with pytest.raises(RequestError, match="no item is left"):
-        decoder.next_items(Toy(sizes), 1, search, allowed=torch.zeros(5, dtype=torch.bool))
+    with pytest.raises(RequestError, match="a catalogue of 0"):
+        decoder.next_items(Toy(sizes), 1, search, filters=Filters(torch.zeros(5, dtype=torch.bool)))
     with pytest.raises(RequestError, match="top 4 of a catalogue with 3 items"):
-        decoder.next_items(Toy(sizes), 4, search, allowed=torch.arange(5) < 3)
-
-
-@pytest.mark.parametrize("few", [256, 0])
-def test_scores_of_added_items_do_not_depend_on_the_filter(
-    few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The model was trained on the first item; the others have a first digit of their own."""
-    monkeypatch.setattr(decoder_module, "FEW_DENIED", few)
-    sizes, digits = (2, 3), [[0, 0], [1, 0], [1, 1], [1, 2]]
-    catalogue = index(digits, sizes)
-    trained = catalogue.restrict(torch.arange(4) < 1)
-    decoder, search = Decoder(catalogue, renormalise=trained), Search(4, "left-to-right", 2)
-    whole = decoder.next_items(Toy(sizes), 4, search)
-    part = decoder.next_items(Toy(sizes), 3, search, allowed=torch.arange(4) != 1)
-    for user in range(2):
-        kept = whole.items[user] != 1
-        assert torch.equal(whole.items[user][kept], part.items[user])
-        torch.testing.assert_close(whole.scores[user][kept], part.scores[user])
+        decoder.next_items(Toy(sizes), 4, search, filters=Filters(torch.arange(5) < 3))
 
 
 def test_items_with_the_same_digits_are_ranked_by_priority() -> None:
@@ -420,7 +330,7 @@ def test_traces_add_up_to_scores_and_count_the_items_left() -> None:
     catalogue = index(digits, sizes)
     seen = [[2, 5], [7]]
     found = Decoder(catalogue).next_items(
-        toy, 5, Search(5, "greedy", 2), excluded=excluding(catalogue, seen), trace=True
+        toy, 5, Search(5, "greedy", 2), filters=excluding(seen), trace=True
     )
     assert found.traces is not None
     for user, steps in enumerate(found.traces):
@@ -545,7 +455,7 @@ def test_sessions_hold_no_excluded_item() -> None:
     sizes, digits = (2, 2), [[0, 0], [0, 1], [1, 1], [1, 1]]
     toy, catalogue = Toy(sizes, users=3, items=2), index(digits, sizes)
     found = Decoder(catalogue).sessions(
-        toy, 6, Search(6, "greedy", 2), excluded=excluding(catalogue, [[1], [0, 1], [0, 1, 2]])
+        toy, 6, Search(6, "greedy", 2), filters=excluding([[1], [0, 1], [0, 1, 2]])
     )
     pairs = [{tuple(pair) for pair in own if pair[0] >= 0} for own in found.items.tolist()]
     assert pairs == [set(permutations([0, 2, 3], 2)), {(2, 3), (3, 2)}, set()]
@@ -555,10 +465,10 @@ def test_small_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = (3, 4, 3)
     toy, digits = Toy(sizes, users=5), shop(sizes, 20, seed=9)
     catalogue = index(digits, sizes)
-    seen = excluding(catalogue, [[1], [2, 3], [], [4], [0, 1, 2, 3, 4, 5]])
+    seen = excluding([[1], [2, 3], [], [4], [0, 1, 2, 3, 4, 5]])
 
     def find(steps: int) -> Ranking:
-        return Decoder(catalogue).next_items(toy, 6, Search(6, "greedy", steps), excluded=seen)
+        return Decoder(catalogue).next_items(toy, 6, Search(6, "greedy", steps), filters=seen)
 
     whole = [find(steps) for steps in (1, 2, 3)]
     monkeypatch.setattr(decoder_module, "CELLS", 1)
@@ -675,24 +585,4 @@ def test_raises_when_renormalised_without_the_constraint() -> None:
     sizes, search = (2, 3), Search(3, "greedy", 1)
     catalogue = index(shop(sizes, 3, seed=0), sizes)
     with pytest.raises(RequestError, match="real items only; search with the constraint"):
-        Decoder(catalogue, constrained=False, renormalise=catalogue).next_items(
-            Toy(sizes), 1, search
-        )
-
-
-def test_users_with_the_same_digits_share_a_catalogue_query(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizes = (2, 2)
-    digits = [[0, 0], [0, 1], [1, 0], [1, 1]]
-    catalogue = index(digits, sizes)
-    asked = []
-    allowed = Catalogue.allowed
-
-    def count(self, level, digits, revealed, excluded=None):  # type: ignore[no-untyped-def]
-        asked.append(len(digits))
-        return allowed(self, level, digits, revealed, excluded)
-
-    monkeypatch.setattr(Catalogue, "allowed", count)
-    Decoder(catalogue).next_items(Toy(sizes, users=9), 2, Search(2, "left-to-right", 2))
-    assert asked == [1, 1, 2]
+        Decoder(catalogue, constrained=False, renormalise=True).next_items(Toy(sizes), 1, search)

@@ -14,11 +14,11 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from maskgr.decoding import joint
+from maskgr.decoding import joint, matching
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import Order
-from maskgr.decoding.joint import Decoded, Filters, beam_search, sample_items
-from maskgr.decoding.matching import CodeIndex
+from maskgr.decoding.joint import Decoded, beam_search, sample_items
+from maskgr.decoding.matching import CodeIndex, Filters
 from maskgr.decoding.orders import ORDERS, fixed_priorities
 from maskgr.decoding.schedule import schedule
 from maskgr.nn.softmax import Bonus
@@ -392,7 +392,7 @@ def test_results_do_not_depend_on_the_size_of_blocks(
     model, filters = toy(seed=10, shared=3), FILTERS["both"]
     whole = search(model, (1, 1, 1), filters=filters, beams=4, trace=True)
     monkeypatch.setattr(joint, "CELLS", cells)
-    monkeypatch.setattr(joint, "GATHERED", gathered)
+    monkeypatch.setattr(matching, "GATHERED", gathered)
     found = search(model, (1, 1, 1), filters=filters, beams=4, trace=True)
     assert torch.equal(found.items, whole.items)
     torch.testing.assert_close(found.scores, whole.scores)

@@ -117,9 +117,9 @@ def test_every_draw_is_an_item() -> None:
 
 
 def test_excluded_items_are_not_drawn() -> None:
-    toy, catalogue = Toy(SIZES, users=3), index(DIGITS, SIZES)
-    seen = excluding(catalogue, [[0, 3], [0, 1, 2, 3, 4], []])
-    found = draw(toy, 2, count=500, excluded=seen)
+    toy = Toy(SIZES, users=3)
+    seen = excluding([[0, 3], [0, 1, 2, 3, 4], []])
+    found = draw(toy, 2, count=500, filters=seen)
     drawn = [set(own) for own in found.items.flatten(1).tolist()]
     assert drawn == [{1, 2, 4}, {-1}, {0, 1, 2, 3, 4}]
 

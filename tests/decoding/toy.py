@@ -10,8 +10,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from maskgr.decoding.catalogue import Catalogue, Exclusions
 from maskgr.decoding.config import Order
+from maskgr.decoding.matching import CodeIndex, Filters
 
 State = tuple[int | None, ...]  # the digits of a target, item after item; None is masked
 
@@ -182,11 +182,12 @@ def shop(sizes: Sequence[int], count: int, seed: int) -> list[list[int]]:
     return torch.stack(columns, dim=1).tolist()
 
 
-def index(digits: Sequence[Sequence[int]], sizes: Sequence[int]) -> Catalogue:
-    return Catalogue(torch.tensor(digits), sizes)
+def index(digits: Sequence[Sequence[int]], sizes: Sequence[int]) -> CodeIndex:
+    return CodeIndex(torch.tensor(digits), sizes)
 
 
-def excluding(catalogue: Catalogue, users: Sequence[Sequence[int]]) -> Exclusions:
-    width = max(map(len, users))
-    rows = [[*own, *[-1] * (width - len(own))] for own in users]
-    return catalogue.exclusions(torch.tensor(rows, dtype=torch.int64).view(len(users), width))
+def excluding(users: Sequence[Sequence[int]], allowed: Tensor | None = None) -> Filters:
+    """Each user must not get its own items."""
+    pairs = [(user, item) for user, own in enumerate(users) for item in own]
+    rows = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
+    return Filters(allowed, (rows[:, 0], rows[:, 1]))

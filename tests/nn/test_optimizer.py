@@ -1,8 +1,7 @@
-import pytest
 import torch
 from torch import nn
 
-from maskgr.nn.optimizer import build_optimizer, clip_gradients, schedule
+from maskgr.nn.optimizer import build_optimizer
 
 
 def network():
@@ -46,25 +45,3 @@ def test_decay_moves_matrices_and_leaves_tables():
     optimizer.step()
     assert torch.equal(model["table"].weight, table)
     assert torch.allclose(model["linear"].weight, matrix * 0.95)
-
-
-def test_schedule_by_hand():
-    factors = [schedule(step, total=8, warmup=4) for step in range(9)]
-    assert factors == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.853553, 0.5, 0.146447, 0], abs=1e-6)
-
-
-def test_schedule_without_warmup_and_after_the_end():
-    assert schedule(0, total=10, warmup=0) == 1
-    assert schedule(99, total=10, warmup=0) == 0
-    assert schedule(3, total=3, warmup=3) == 1
-
-
-def test_clipping_scales_the_total_norm():
-    model = nn.Linear(2, 1)
-    model.weight.grad = torch.tensor([[3.0, 0.0]])
-    model.bias.grad = torch.tensor([4.0])
-    assert clip_gradients(model, 1.0).item() == pytest.approx(5)
-    assert torch.allclose(model.weight.grad, torch.tensor([[0.6, 0.0]]), atol=1e-4)
-    assert torch.allclose(model.bias.grad, torch.tensor([0.8]), atol=1e-4)
-    clip_gradients(model, 10.0)
-    assert torch.allclose(model.bias.grad, torch.tensor([0.8]), atol=1e-4)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maskgr.data.sequences import Sequences
 from maskgr.nn import scoring
-from maskgr.nn.scoring import best_items, padded, pairs
+from maskgr.nn.scoring import best_items, pairs
 from maskgr.nn.softmax import Bonus
 
 ROWS, ITEMS, WIDTH = 5, 12, 4
@@ -118,9 +118,7 @@ def test_half_precision_is_scored_in_float32() -> None:
     torch.testing.assert_close(scores, values)
 
 
-def test_pairs_and_padded_rows_of_sequences() -> None:
+def test_pairs_of_sequences() -> None:
     sequences = Sequences.of([[4, 2], [], [7]])
     owners, values = pairs(sequences, CPU)
     assert (owners.tolist(), values.tolist()) == ([0, 0, 2], [4, 2, 7])
-    assert padded(sequences, CPU).tolist() == [[4, 2], [-1, -1], [7, -1]]
-    assert padded(Sequences.of([[], []]), CPU).tolist() == [[-1], [-1]]

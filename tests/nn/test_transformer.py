@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from maskgr.errors import RequestError
-from maskgr.nn.layout import Layout
 from maskgr.nn.transformer import (
     Dropout,
     Encoder,
+    Layout,
     Tap,
     TransformerConfig,
     causal_mask,

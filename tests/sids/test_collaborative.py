@@ -12,6 +12,7 @@ from maskgr.data.open import fetch
 from maskgr.errors import DataError
 from maskgr.sids.collaborative import Collaborative
 from maskgr.sids.config import EncoderConfig, Policy, QuantizerConfig, SidsConfig
+from maskgr.sids.item_text import ItemText
 from maskgr.sids.plot import draw
 from maskgr.sids.report import portrait, report
 from maskgr.sids.semantic_ids import SemanticIds
@@ -45,11 +46,11 @@ def shop() -> Dataset:
     return fetch("synthetic", synthetic=SyntheticConfig(users=100, items=60))
 
 
-def test_ids_are_remade_from_learned_vectors(shop: Dataset, tmp_path: Path) -> None:
-    quantizer = QuantizerConfig(levels=2, codes=8)
-    made = SemanticIds.make(shop, SidsConfig(quantizer=quantizer, unique="reassign"))
+def test_ids_are_made_from_learned_vectors(shop: Dataset, tmp_path: Path) -> None:
+    config = SidsConfig(quantizer=QuantizerConfig(levels=2, codes=8), unique="reassign")
+    made, text = SemanticIds.make(shop, config), ItemText.make(shop, config.encoder)
     vectors = np.random.default_rng(0).standard_normal((60, 7)).astype(np.float32)
-    remade = made.remade(vectors, quantizer)
+    remade = SemanticIds.from_learned(shop.items, vectors, text, config)
     assert not np.array_equal(remade.digits, made.digits)
     assert np.array_equal(remade.embeddings, made.embeddings)  # the text stays the text
     assert np.array_equal(remade.vectors, vectors)
@@ -83,7 +84,8 @@ def test_length_of_learned_vectors_decides_digits(tmp_path: Path) -> None:
     made = SemanticIds.make(data, config)
     assert made.quantizer.normalise
     assert np.array_equal(made.digits[::2], made.digits[1::2])
-    remade = made.remade(vectors, quantizer, seed=3)
+    text = ItemText.make(data, config.encoder)
+    remade = SemanticIds.from_learned(items, vectors, text, config, seed=3)
     assert (remade.digits[::2] != remade.digits[1::2]).any(axis=1).all()
     assert remade.made["quantizer"]["components"] == 0
     assert remade.made["seed"] == 3
@@ -107,12 +109,12 @@ def test_sixteen_levels_of_256_codes(unique: Policy, tmp_path: Path) -> None:
     vectors[100:130] = vectors[0]  # thirty items collide whatever the quantiser does
     items = pl.DataFrame({"item_id": [f"i{n}" for n in range(400)]})
     log = items.with_columns(user_id=pl.lit("u"), position=pl.int_range(400))
-    quantizer = QuantizerConfig(levels=16)
-    made = SemanticIds.make(
-        Dataset.from_frames(log, items, embeddings=vectors),
-        SidsConfig(quantizer=quantizer, unique=unique),
-    )
-    for number, sids in enumerate((made, made.remade(vectors * 3, quantizer))):
+    config = SidsConfig(quantizer=QuantizerConfig(levels=16), unique=unique)
+    data = Dataset.from_frames(log, items, embeddings=vectors)
+    text = ItemText.make(data, config.encoder)
+    made = SemanticIds.make(data, config)
+    learned = SemanticIds.from_learned(items, vectors * 3, text, config)
+    for number, sids in enumerate((made, learned)):
         assert sids.levels == (17 if unique == "append" else 16)
         sids.save(tmp_path / f"{number}")
         again = SemanticIds.load(tmp_path / f"{number}")

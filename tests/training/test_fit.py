@@ -314,7 +314,7 @@ def test_raises_when_a_history_does_not_fit_the_token_budget(tmp_path: Path) -> 
 
 def test_killed_run_resumes_to_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
     whole, run = start(train_maskgr, tmp_path / "whole", 0.2), tmp_path / "killed"
-    whole.join(60)
+    whole.join(300)
     assert whole.exitcode == 0
     rng, kills = random.Random(0), 0
     for _ in range(3):
@@ -324,11 +324,11 @@ def test_killed_run_resumes_to_the_bits_of_one_that_was_not(tmp_path: Path) -> N
             time.sleep(0.005)
         time.sleep(0.1 * rng.random())
         process.kill()
-        process.join(60)
+        process.join(300)
         kills += process.exitcode == -signal.SIGKILL
     assert kills
     last = start(train_maskgr, run, 0.2)
-    last.join(60)
+    last.join(300)
     assert last.exitcode == 0
     one, two = (tmp_path / name / "final.safetensors" for name in ("whole", "killed"))
     assert one.read_bytes() == two.read_bytes()
@@ -344,7 +344,7 @@ def test_two_processes_equal_one_up_to_rounding(tmp_path: Path) -> None:
         *(start(train_maskgr, tmp_path / "two", 0.0, rank, 2, port) for rank in (0, 1)),
     ]
     for process in processes:
-        process.join(60)
+        process.join(300)
         assert process.exitcode == 0
     logs = [read_log(tmp_path / name) for name in ("one", "two")]
     for column in ("loss", "gradient_norm", "recall@10", "training_recall@10"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from maskgr.training.batches import Place
+from maskgr.training.distributed import World
 from maskgr.training.log import COLUMNS, RunLog, read_log
 
 
@@ -17,8 +18,12 @@ def state(step: int) -> Any:
     )
 
 
-def write(run: Path, steps: int, *, writes: bool = True) -> None:
-    with RunLog(run, writes=writes) as log:
+def world(rank: int = 0) -> World:
+    return World(rank, 1, torch.device("cpu"))
+
+
+def write(run: Path, steps: int, *, rank: int = 0) -> None:
+    with RunLog(run, world(rank)) as log:
         for step in range(1, steps + 1):
             log.step(state(step), torch.tensor(float(step)), torch.tensor(2.0), 0.5)
         log.validation(state(steps), {"recall@10": 0.25, "training_recall@10": 0.75})
@@ -41,11 +46,11 @@ def test_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("step", "kept"), [(0, []), (15, [1, 10]), (20, [1, 10, 20, 20])])
 def test_rewinding_drops_later_rows(tmp_path: Path, step: int, kept: list[int]) -> None:
     write(tmp_path, 20)
-    RunLog(tmp_path).rewind(step)
+    RunLog(tmp_path, world()).rewind(step)
     assert [row["step"] for row in read_log(tmp_path)] == kept
     assert (tmp_path / "log.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
 
 
 def test_only_the_writing_process_writes(tmp_path: Path) -> None:
-    write(tmp_path, 20, writes=False)
+    write(tmp_path, 20, rank=1)
     assert not list(tmp_path.iterdir())

@@ -27,7 +27,9 @@ from maskgr.decoding.denoiser import (
     blank,
     first_log_probs,
     next_log_probs,
+    ranks,
 )
+from maskgr.decoding.matching import Remaining
 from maskgr.decoding.orders import choose, gaps
 
 
@@ -52,8 +54,7 @@ class Beams:
 
     def ranks(self) -> Tensor:
         """(rows,) the place of each beam among those of its user."""
-        user = self.target.user
-        return torch.arange(len(user), device=user.device) - torch.searchsorted(user, user)
+        return ranks(self.target.user)
 
 
 class Searched(NamedTuple):
@@ -76,7 +77,7 @@ class BeamSearch:
 
     def run(self, users: Tensor, width: int, trace: bool) -> Searched:
         """Runs all steps for `users` (ascending), with `width` beams each."""
-        start = blank(users, self.denoiser.items, self.rules.catalogue.levels)
+        start = blank(users, self.denoiser.items, self.rules.index.levels)
         beams = Beams(start, torch.zeros(len(users), device=users.device))
         cut = torch.zeros_like(users, dtype=torch.bool)
         steps: list[list[Step]] = [[] for _ in users] if trace else []
@@ -118,14 +119,14 @@ class BeamSearch:
 
     def _expand(self, target: Targets, chosen: Tensor, log_probs: Tensor, width: int) -> Found:
         """The best `width` candidates of each beam that repeat no item, or all, perhaps more."""
-        excluded = self.rules.excluded
+        filters = self.rules.filters
         complete = (target.revealed | chosen).all(dim=2)  # (rows, items)
         ends = (complete.sum(dim=1) > 1).nonzero().squeeze(1)
         if self.repeats or not len(ends):
-            return self.candidates.best(log_probs, chosen, target, excluded, width)
+            return self.candidates.best(log_probs, chosen, target, filters, width)
         wanted = 2 * width
         while True:
-            found = self.candidates.best(log_probs, chosen, target, excluded, wanted)
+            found = self.candidates.best(log_probs, chosen, target, filters, wanted)
             short = (found.scores > -torch.inf).sum(dim=1) < wanted  # then there are no more
             repeated = self._repeated(target, chosen, complete, found, ends)
             found.scores[ends] = found.scores[ends].masked_fill(repeated, -torch.inf)
@@ -146,12 +147,14 @@ class BeamSearch:
         suspects = (used > 1).any(dim=1).nonzero().squeeze(1)
         tuples = digits[suspects].flatten(0, 1)
         user = target.user[row[suspects]].repeat_interleave(items)
-        excluded = None if self.rules.excluded is None else self.rules.excluded[user]
-        there = self.rules.catalogue.counts(tuples, torch.ones_like(tuples).bool(), excluded)
+        there = self._remaining(user, tuples, torch.ones_like(tuples).bool()).counts()
         repeated = torch.zeros(len(row), dtype=torch.bool, device=row.device)
         # Without the constraint, digits that no item has may occur once.
         repeated[suspects] = (used[suspects] > there.view(-1, items).clamp(min=1)).any(dim=1)
         return repeated.view(-1, width)
+
+    def _remaining(self, user: Tensor, codes: Tensor, revealed: Tensor) -> Remaining:
+        return Remaining(self.rules.index, self.rules.filters, user, codes, revealed)
 
     def _fill(self, target: Targets, chosen: Tensor, row: Tensor, choices: Tensor) -> Tensor:
         """(children, items, m) the digits of beams `row` with their `choices` filled in."""
@@ -179,10 +182,8 @@ class BeamSearch:
         codes = after.target.digits.flatten(1).gather(1, positions)
         values = log_probs.flatten(1, 2)[row.unsqueeze(1), positions, codes]
         digits, revealed = after.target.digits.flatten(0, 1), after.target.revealed.flatten(0, 1)
-        excluded = self.rules.excluded
-        if excluded is not None:
-            excluded = excluded[after.target.user.repeat_interleave(self.denoiser.items)]
-        remaining = self.rules.catalogue.counts(digits, revealed, excluded)
+        user = after.target.user.repeat_interleave(self.denoiser.items)
+        remaining = self._remaining(user, digits, revealed).counts()
         remaining = remaining.view(after.target.digits.shape[:2])
         parents = before.ranks()[row]
         for user in users:
@@ -206,12 +207,12 @@ class _Picked(NamedTuple):
 
 def _select(beams: Beams, found: Found, users: Tensor, width: int) -> _Picked:
     """The best `width` candidates of each user, over all of its beams."""
-    place, ranks = torch.searchsorted(users, beams.target.user), beams.ranks()
-    most, each = int(ranks.max()) + 1, found.scores.shape[1]
+    place, rank = torch.searchsorted(users, beams.target.user), beams.ranks()
+    most, each = int(rank.max()) + 1, found.scores.shape[1]
     totals = found.scores.new_full((len(users), most, each), -torch.inf)
-    totals[place, ranks] = beams.scores.unsqueeze(1) + found.scores
+    totals[place, rank] = beams.scores.unsqueeze(1) + found.scores
     rows = torch.zeros((len(users), most), dtype=torch.int64, device=users.device)
-    rows[place, ranks] = torch.arange(len(place), device=users.device)
+    rows[place, rank] = torch.arange(len(place), device=users.device)
     top = totals.flatten(1).topk(min(width, most * each))
     live = top.values > -torch.inf
     row = rows.gather(1, top.indices.div(each, rounding_mode="floor"))

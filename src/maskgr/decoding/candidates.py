@@ -8,16 +8,14 @@ catalogue together with the revealed digits. The best sums of one entry per list
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from maskgr.decoding.catalogue import Catalogue, Exclusions
-from maskgr.decoding.denoiser import Targets, distinct
+from maskgr.decoding.denoiser import Targets, best_first, distinct, ranks
+from maskgr.decoding.matching import CodeIndex, Filters, Remaining
 
 CELLS = 2**22  # (rows × combinations) scored in one pass: bounds memory
 
@@ -33,12 +31,7 @@ class Candidates(Protocol):
     """Fills in the `chosen` (rows, items, m) digits of targets."""
 
     def best(
-        self,
-        log_probs: Tensor,
-        chosen: Tensor,
-        target: Targets,
-        excluded: Exclusions | None,
-        width: int,
+        self, log_probs: Tensor, chosen: Tensor, target: Targets, filters: Filters, width: int
     ) -> Found:
         """The best `width` candidates of each row; `log_probs` (rows, items, m, codes)."""
         ...
@@ -52,47 +45,18 @@ class FreeCandidates:
     """All combinations of codes; every row must choose equally many digits."""
 
     def best(
-        self,
-        log_probs: Tensor,
-        chosen: Tensor,
-        target: Targets,
-        excluded: Exclusions | None,
-        width: int,
+        self, log_probs: Tensor, chosen: Tensor, target: Targets, filters: Filters, width: int
     ) -> Found:
         codes = log_probs.shape[-1]
         picked = log_probs[chosen].view(len(chosen), -1, codes)  # (rows, α, codes)
         tops = picked.topk(min(width, codes), dim=-1)
-        return best_sums(
-            [
-                Found(scores, places.unsqueeze(-1))
-                for scores, places in zip(
-                    tops.values.unbind(1), tops.indices.unbind(1), strict=True
-                )
-            ],
-            width,
-        )
+        lists = zip(tops.values.unbind(1), tops.indices.unbind(1), strict=True)
+        return best_sums([Found(scores, places[..., None]) for scores, places in lists], width)
 
     def fill(self, choices: Tensor, chosen: Tensor) -> Tensor:
         digits = torch.zeros(chosen.shape, dtype=torch.int64, device=chosen.device)
         digits[chosen] = choices.flatten()
         return digits
-
-
-@dataclass(frozen=True, eq=False)
-class Projection:
-    """The distinct combinations of digits that occur in the catalogue at some levels."""
-
-    number: Tensor  # (items,) int32, the combination of each item
-    items: Tensor  # (combinations,) int64, how many items have it
-    example: Tensor  # (combinations,) int64, one of these items
-
-
-class _Lists(NamedTuple):
-    """Lists of combinations of digits; list r is from `offsets[r]` to `offsets[r + 1]`."""
-
-    items: Tensor  # (total,) int64, an item that has the combination
-    numbers: Tensor  # (total,) int64, its number in the `Projection`, ascending in a list
-    offsets: Tensor  # (lists + 1,) int64
 
 
 class CatalogueCandidates:
@@ -102,43 +66,31 @@ class CatalogueCandidates:
     that has the combination if several are.
     """
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
-        self._digits = catalogue.digits  # (m, items)
-        self._projections: dict[tuple[bool, ...], Projection] = {}
+    def __init__(self, index: CodeIndex) -> None:
+        self._index = index
 
     def best(
-        self,
-        log_probs: Tensor,
-        chosen: Tensor,
-        target: Targets,
-        excluded: Exclusions | None,
-        width: int,
+        self, log_probs: Tensor, chosen: Tensor, target: Targets, filters: Filters, width: int
     ) -> Found:
         lists = []
         for place in range(chosen.shape[1]):
             item = Targets(target.user, target.digits[:, place], target.revealed[:, place])
             own = log_probs[:, place].contiguous()
-            lists.append(self._best_of_item(own, chosen[:, place], item, excluded, width))
+            lists.append(self._best_of_item(own, chosen[:, place], item, filters, width))
         return best_sums(lists, width)
 
     def fill(self, choices: Tensor, chosen: Tensor) -> Tensor:
         several = chosen.sum(dim=-1, keepdim=True) > 1  # (rows, items, 1)
-        item = torch.where(several.squeeze(-1), choices, 0)
-        digits = self._digits[:, item].movedim(0, -1).long()  # (rows, items, m)
+        digits = self._index.codes[torch.where(several.squeeze(-1), choices, 0)]
         return torch.where(several, digits, choices.unsqueeze(-1)) * chosen
 
     def _best_of_item(
-        self,
-        log_probs: Tensor,
-        chosen: Tensor,
-        item: Targets,
-        excluded: Exclusions | None,
-        width: int,
+        self, log_probs: Tensor, chosen: Tensor, item: Targets, filters: Filters, width: int
     ) -> Found:
-        """The best combinations for one item; `log_probs` (rows, m, codes), `chosen` (rows, m)."""
+        """The candidates of one item: `log_probs` (rows, m, codes), `chosen` (rows, m)."""
         count = chosen.sum(dim=1)
         none, one = (count == 0).nonzero().squeeze(1), (count == 1).nonzero().squeeze(1)
+        fresh = ~item.revealed.any(1)
         parts = []
         if len(none):
             nothing = torch.zeros((len(none), 1), device=chosen.device)
@@ -146,115 +98,67 @@ class CatalogueCandidates:
         if len(one):
             picked = log_probs[one, chosen[one].int().argmax(dim=1)]  # (rows, codes)
             parts.append((one, *picked.topk(min(width, picked.shape[1]))))
-        for rows, union in self._several(chosen, item, count):
-            part = Targets(item.user[rows], item.digits[rows], item.revealed[rows])
-            own = None if excluded is None else excluded.items[part.user]
-            projection = self._projection(union)
-            for some, scores, choices in self._joint(
-                log_probs, rows, chosen[rows], part, projection, own, width
-            ):
-                parts.append((rows[some], scores, choices))
+        first = ((count > 1) & fresh).nonzero().squeeze(1)
+        sets, owner = torch.unique(chosen[first], dim=0, return_inverse=True)
+        for number, levels in enumerate(sets):
+            rows = first[owner == number]
+            parts += self._of_catalogue(log_probs, rows, levels, item.user, filters, width)
+        later = ((count > 1) & ~fresh).nonzero().squeeze(1)
+        if len(later):
+            own = Targets(item.user[later], item.digits[later], item.revealed[later])
+            found = self._of_remaining(log_probs[later], chosen[later], own, filters, width)
+            parts.append((later, *found))
         return _assemble(len(chosen), parts)
 
-    def _several(
-        self, chosen: Tensor, item: Targets, count: Tensor
-    ) -> Iterator[tuple[Tensor, tuple[bool, ...]]]:
-        """Rows that choose several digits, grouped by the levels known after the choice."""
-        rows = (count > 1).nonzero().squeeze(1)
-        if len(rows):
-            unions, owner = torch.unique((chosen | item.revealed)[rows], dim=0, return_inverse=True)
-            for number, union in enumerate(unions.tolist()):
-                yield rows[owner == number], tuple(union)
-
-    def _joint(
+    def _of_catalogue(
         self,
         log_probs: Tensor,
         rows: Tensor,
-        chosen: Tensor,
-        item: Targets,
-        projection: Projection,
-        excluded: Tensor | None,
+        levels: Tensor,
+        user: Tensor,
+        filters: Filters,
         width: int,
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Groups of rows (some,) with their (some, width) scores and choices.
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """The best combinations at `levels` (m,) over all items, for rows with nothing revealed."""
+        codes, sizes = self._index.codes, self._index.sizes
+        subset = levels.nonzero().squeeze(1).tolist()
+        group, example = distinct([codes[:, j] for j in subset], [sizes[j] for j in subset])
+        allowed = filters.sizes(group, len(example))
+        width_of_codes = log_probs.shape[2]
+        columns = torch.stack([codes[example, j] + j * width_of_codes for j in subset], dim=1)
+        parts = []
+        for some in torch.split(rows, max(1, CELLS // len(example))):
+            table = log_probs[some].flatten(1).t().contiguous()  # (m × codes, rows)
+            scores = functional.embedding_bag(columns, table, mode="sum").t()
+            users, place = torch.unique_consecutive(user[some], return_inverse=True)
+            left = filters.without(users, group, allowed)[place]
+            scores = scores.masked_fill(left == 0, -torch.inf)
+            top = scores.topk(min(width, len(example)))
+            parts.append((some, top.values, example[top.indices]))
+        return parts
 
-        Rows with the same known digits share a list of combinations. Lists whose lengths are within
-        a factor of two are scored together, padded to the longest.
-        """
-        known = torch.where(item.revealed, item.digits + 1, 0)
-        sizes = [size + 1 for size in self._catalogue.codebook_sizes]
-        owner, first = distinct(known.unbind(1), sizes)
-        lists = self._combinations(item.digits[first], item.revealed[first], projection)
-        lengths = lists.offsets.diff()[owner]  # (rows,)
-        scales = lengths.float().log2().ceil().long()
-        for scale in torch.unique(scales).tolist():
-            alike = (scales == scale).nonzero().squeeze(1)
-            longest = int(lengths[alike].max())
-            for some in torch.split(alike, max(1, CELLS // longest)):
-                if len(first) == 1:
-                    items, numbers = (own.expand(len(some), -1) for own in lists[:2])
-                    scores = self._sums_of_one_list(log_probs[rows[some]], chosen[0], items[0])
-                else:
-                    items, numbers, missing = _pad(lists, owner[some], longest)
-                    scores = self._sums(log_probs, rows[some], chosen[some], items)
-                    scores = scores.masked_fill_(missing, -torch.inf)
-                if excluded is not None:
-                    _remove(scores, numbers.contiguous(), excluded[some], projection)
-                top = scores.topk(min(width, longest))
-                yield some, top.values, items.gather(1, top.indices)
-
-    def _combinations(self, digits: Tensor, revealed: Tensor, projection: Projection) -> _Lists:
-        """For each row the distinct combinations among the items with its revealed digits."""
-        total = len(projection.items)
-        if not revealed.any():  # then there is one row, with all combinations
-            numbers = torch.arange(total, device=digits.device)
-            return _Lists(projection.example, numbers, torch.tensor([0, total]).to(numbers))
-        values, offsets = self._catalogue.items(digits, revealed)
-        owner = torch.repeat_interleave(offsets.diff())
-        keys, order = (owner * total + projection.number[values]).sort()
-        new = torch.ones_like(keys, dtype=torch.bool)
-        new[1:] = keys[1:] != keys[:-1]
-        keys, values = keys[new], values[order[new]]
-        bounds = torch.arange(len(digits) + 1, device=keys.device) * total
-        return _Lists(values, keys % total, torch.searchsorted(keys, bounds))
-
-    def _sums(self, log_probs: Tensor, rows: Tensor, chosen: Tensor, items: Tensor) -> Tensor:
-        """(rows, items of each) the log-probability of an item's digits where `chosen`."""
-        _, n_levels, codes = log_probs.shape
-        flat = log_probs.view(-1)
-        result = torch.zeros(items.shape, device=items.device)
-        for level in chosen.any(dim=0).nonzero().squeeze(1).tolist():
-            start = (rows * n_levels + level) * codes  # (rows,)
-            values = flat[self._digits[level][items] + start.unsqueeze(1)]
-            result += torch.where(chosen[:, level, None], values, 0.0)
-        return result
-
-    def _sums_of_one_list(self, log_probs: Tensor, chosen: Tensor, items: Tensor) -> Tensor:
-        """The same if all rows have the same items (items,) and `chosen` (m,).
-
-        The first step of every search over the whole catalogue: much faster as sums of columns.
-        """
-        rows, n_levels, codes = log_probs.shape
-        columns = [
-            self._digits[level][items].long() + level * codes
-            for level in range(n_levels)
-            if chosen[level]
-        ]
-        table = log_probs.reshape(rows, n_levels * codes).t().contiguous()
-        sums = functional.embedding_bag(torch.stack(columns, dim=1), table, mode="sum")
-        return sums.t().contiguous()
-
-    def _projection(self, levels: tuple[bool, ...]) -> Projection:
-        if levels not in self._projections:
-            subset = [level for level, known in enumerate(levels) if known]
-            members = self._catalogue.members
-            groups = self._catalogue.groups(subset, self._digits[:, members].t())
-            _, numbers, items = torch.unique(groups, return_inverse=True, return_counts=True)
-            number = torch.zeros_like(self._digits[0], dtype=torch.int32)
-            number[members] = numbers.int()
-            example = torch.zeros_like(items).scatter_(0, numbers, members)
-            self._projections[levels] = Projection(number, items, example)
-        return self._projections[levels]
+    def _of_remaining(
+        self, log_probs: Tensor, chosen: Tensor, item: Targets, filters: Filters, width: int
+    ) -> tuple[Tensor, Tensor]:
+        """(rows, width) scores and items: the best combinations among the remaining items."""
+        remaining = Remaining(self._index, filters, item.user, item.digits, item.revealed)
+        items, owners = remaining.matches
+        codes = self._index.codes[items]  # (pairs, m)
+        shown = torch.where(chosen[owners], codes + 1, 0)
+        sizes = [len(chosen), *(size + 1 for size in self._index.sizes)]
+        _, example = distinct([owners, *shown.unbind(1)], sizes)
+        items, owners, codes = items[example], owners[example], codes[example]
+        values = log_probs[owners].gather(2, codes.unsqueeze(2)).squeeze(2)  # (pairs, m)
+        scores = torch.where(chosen[owners], values, 0.0).sum(1)
+        order = best_first(owners, scores)
+        place = ranks(owners[order])
+        order, place = order[place < width], place[place < width]
+        shape = (len(chosen), 1 + (int(place.max()) if len(place) else 0))
+        best = torch.full(shape, -torch.inf, device=scores.device)
+        choices = torch.zeros(shape, dtype=torch.int64, device=scores.device)
+        best[owners[order], place] = scores[order]
+        choices[owners[order], place] = items[order]
+        return best, choices
 
 
 def best_sums(lists: list[Found], width: int) -> Found:
@@ -296,27 +200,3 @@ def _assemble(rows: int, parts: list[tuple[Tensor, Tensor, Tensor]]) -> Found:
         result[where, : scores.shape[1]] = scores
         taken[where, : scores.shape[1], 0] = choices
     return Found(result, taken)
-
-
-def _pad(lists: _Lists, which: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(which, longest) items and numbers of some lists, and whether an entry is padding."""
-    column = torch.arange(longest, device=which.device)
-    missing = column >= lists.offsets.diff()[which, None]
-    place = (lists.offsets[which, None] + column).masked_fill_(missing, 0)
-    numbers = lists.numbers[place].masked_fill_(missing, torch.iinfo(torch.int64).max)
-    return lists.items[place], numbers, missing
-
-
-def _remove(scores: Tensor, listed: Tensor, items: Tensor, projection: Projection) -> None:
-    """Sets the scores of combinations to -inf if all of their items are excluded.
-
-    `scores` and `listed` (rows, combinations), their numbers ascending; `items` (rows, excluded).
-    """
-    gone = projection.number[items.clamp(min=0)].long().masked_fill_(items < 0, -1)
-    gone = gone.sort(dim=1).values
-    before = torch.searchsorted(gone, gone)
-    excluded = torch.searchsorted(gone, gone, right=True) - before  # items with the combination
-    place = torch.searchsorted(listed, gone).clamp(max=listed.shape[1] - 1)
-    here = (listed.gather(1, place) == gone) & (gone >= 0)
-    row, column = (here & (excluded == projection.items[gone.clamp(min=0)])).nonzero(as_tuple=True)
-    scores[row, place[row, column]] = -torch.inf

@@ -24,7 +24,7 @@ class DecodingConfig:
     steps: int = 0
     """Evaluations of the network; 0 means one for each digit, 1 scores the whole catalogue."""
     beams: int = 20
-    """Partly revealed items kept after each step; raised to the number of results asked for."""
+    """Partly revealed items kept after each step; results beyond them need no more beams."""
     cache: Cache = "auto"
     """Whether the history is encoded once (`frozen`) or for every beam and step (`off`); `auto` is
     `frozen` where that is exact."""

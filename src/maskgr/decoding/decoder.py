@@ -5,26 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
 from itertools import islice, product
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from maskgr.decoding.beams import Beams, BeamSearch, Step
 from maskgr.decoding.candidates import Candidates, CatalogueCandidates, FreeCandidates
-from maskgr.decoding.catalogue import Catalogue, Exclusions
 from maskgr.decoding.config import Order
-from maskgr.decoding.denoiser import FLOOR, Denoiser, Rules, check_fit
+from maskgr.decoding.denoiser import FLOOR, Denoiser, Rules
+from maskgr.decoding.matching import CodeIndex, Filters, Remaining
 from maskgr.decoding.orders import fixed_priorities
 from maskgr.decoding.schedule import schedule
 from maskgr.errors import RequestError
 
 CELLS = 2**23  # tensor entries for the users that are searched together: bounds memory
-FEW_DENIED = 256  # so many denied items are excluded user by user; more are worth an index
-KEPT_INDEXES = 4  # indexes of restricted catalogues kept for later requests
 
 
 @dataclass(frozen=True)
@@ -48,41 +44,29 @@ class Ranking:
     traces: list[list[Step]] | None  # the steps of each user
 
 
-class _Index(NamedTuple):
-    """A catalogue, and the candidates that its items allow."""
-
-    catalogue: Catalogue
-    candidates: Candidates
-
-    @classmethod
-    def of(cls, catalogue: Catalogue, constrained: bool) -> _Index:
-        return cls(catalogue, CatalogueCandidates(catalogue) if constrained else FreeCandidates())
-
-
 class Decoder:
-    """Searches one catalogue; keeps its indexes from one request to the next."""
+    """Searches the items of an index."""
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        index: CodeIndex,
         *,
         constrained: bool = True,
-        renormalise: Catalogue | None = None,
+        renormalise: bool = False,
         priority: Tensor | None = None,
     ) -> None:
-        """`constrained`: search only digits that some item of `catalogue` has.
+        """`constrained`: search only digits that some item has; `renormalise`: see `Rules`.
 
-        `renormalise`: the catalogue that the model's likelihood was restricted to in training.
         `priority` (items,): ranks items with equal scores, such as those that share their digits;
         the higher first, catalogue order among equals.
         """
-        self.catalogue = catalogue
+        self.index = index
         self._constrained = constrained
         self._renormalise = renormalise
-        self._ranks = _ranks(catalogue, priority)
-        self._whole = _Index.of(catalogue, constrained)
-        restricted = partial(_restricted, catalogue, constrained)
-        self._restricted = lru_cache(KEPT_INDEXES)(restricted)
+        self._ranks = _ranks(index, priority)
+        self._candidates: Candidates = FreeCandidates()
+        if constrained:
+            self._candidates = CatalogueCandidates(index)
 
     def next_items(
         self,
@@ -90,20 +74,13 @@ class Decoder:
         top: int,
         search: Search,
         *,
-        excluded: Exclusions | None = None,
-        allowed: Tensor | None = None,
+        filters: Filters | None = None,
         seeds: Tensor | None = None,
         trace: bool = False,
     ) -> Ranking:
-        """The `top` next items of each user.
-
-        `excluded`: items of `self.catalogue` that each user must not get; `allowed` (items,) bool:
-        the items that any user may get; `seeds` (users,) int64: for the random order.
-        """
+        """The `top` next items of each user; `seeds` (users,) int64: for the random order."""
         assert denoiser.items == 1
-        found = self.sessions(
-            denoiser, top, search, excluded=excluded, allowed=allowed, seeds=seeds, trace=trace
-        )
+        found = self.sessions(denoiser, top, search, filters=filters, seeds=seeds, trace=trace)
         return replace(found, items=found.items.squeeze(2))
 
     def sessions(
@@ -112,8 +89,7 @@ class Decoder:
         top: int,
         search: Search,
         *,
-        excluded: Exclusions | None = None,
-        allowed: Tensor | None = None,
+        filters: Filters | None = None,
         repeats: bool = False,
         seeds: Tensor | None = None,
         trace: bool = False,
@@ -123,72 +99,33 @@ class Decoder:
         A session holds an item once, unless `repeats`. Left to right goes item by item. The other
         arguments are those of `next_items`.
         """
-        index, excluded = self._filter(denoiser, excluded, allowed)
-        items = len(self.catalogue) if allowed is None else allowed[self.catalogue.members].sum()
-        _require_top(top, int(items), denoiser.items, repeats)
-        beam_search = self._beam_search(denoiser, search, index, excluded, seeds, repeats)
-        return _rank(beam_search, self._ranks, max(search.beams, top), top, trace)
-
-    def _filter(
-        self, denoiser: Denoiser, excluded: Exclusions | None, allowed: Tensor | None
-    ) -> tuple[_Index, Exclusions | None]:
-        """The index to search for a request, and the items that each user must not get there."""
-        check_fit(denoiser, self.catalogue, excluded)
-        if allowed is None or allowed.all():
-            return self._whole, excluded
-        denied = (~allowed).nonzero().squeeze(1)
-        if len(denied) <= FEW_DENIED and len(denied) < len(self.catalogue):
-            items = denied.expand(denoiser.users, -1)
-            if excluded is not None:
-                items = torch.cat([excluded.items, items], dim=1)
-            return self._whole, self.catalogue.exclusions(items)
-        index = self._restricted(np.packbits(allowed.cpu().numpy()).tobytes())
-        if excluded is not None:
-            excluded = index.catalogue.exclusions(excluded.items)
-        return index, excluded
-
-    def _beam_search(
-        self,
-        denoiser: Denoiser,
-        search: Search,
-        index: _Index,
-        excluded: Exclusions | None,
-        seeds: Tensor | None,
-        repeats: bool = False,
-    ) -> BeamSearch:
+        assert tuple(denoiser.codebook_sizes) == self.index.sizes
+        filters = filters or Filters()
+        available = len(self.index) if filters.allowed is None else int(filters.allowed.sum())
+        _require_top(top, available, denoiser.items, repeats)
         if seeds is None:
             assert search.order != "random"
             seeds = torch.zeros(denoiser.users, dtype=torch.int64)
-        assert len(seeds) == denoiser.users
-        positions = denoiser.items * self.catalogue.levels
-        return BeamSearch(
+        positions = denoiser.items * self.index.levels
+        beam_search = BeamSearch(
             denoiser,
             denoiser.first(),
-            Rules(index.catalogue, self._constrained, self._renormalise, self.catalogue, excluded),
-            index.candidates,
+            Rules(self.index, self._constrained, self._renormalise, filters),
+            self._candidates,
             schedule(positions, search.steps),
-            fixed_priorities(search.order, seeds.to(self.catalogue.device), positions),
+            fixed_priorities(search.order, seeds.to(self.index.device), positions),
             repeats,
         )
+        return _rank(beam_search, self._ranks, max(search.beams, top), top, trace)
 
 
-def _restricted(catalogue: Catalogue, constrained: bool, packed: bytes) -> _Index:
-    """The index of the allowed items, from their mask with eight items per byte."""
-    count = catalogue.digits.shape[1]
-    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=count)
-    allowed = torch.from_numpy(bits.astype(bool)).to(catalogue.device)
-    return _Index.of(catalogue.restrict(allowed), constrained)
-
-
-def _ranks(catalogue: Catalogue, priority: Tensor | None) -> Tensor:
+def _ranks(index: CodeIndex, priority: Tensor | None) -> Tensor:
     """(items,) the place of each item among all, by priority and then catalogue order."""
-    items = catalogue.digits.shape[1]
-    ranks = torch.arange(items, device=catalogue.device)
-    if priority is not None:
-        assert priority.shape == (items,)
-        order = priority.to(catalogue.device).argsort(descending=True, stable=True)
-        ranks = torch.empty_like(ranks).scatter_(0, order, ranks)
-    return ranks
+    places = torch.arange(len(index), device=index.device)
+    if priority is None:
+        return places
+    order = priority.to(index.device).argsort(descending=True, stable=True)
+    return torch.empty_like(places).scatter_(0, order, places)
 
 
 def _require_top(top: int, items: int, k: int, repeats: bool) -> None:
@@ -209,7 +146,7 @@ def _rank(search: BeamSearch, ranks: Tensor, width: int, top: int, trace: bool) 
     repeated until no candidate was dropped.
     """
     users, k = search.denoiser.users, search.denoiser.items
-    items = torch.full((users, top, k), -1, device=search.rules.catalogue.device)
+    items = torch.full((users, top, k), -1, device=search.rules.index.device)
     scores = torch.full((users, top), -torch.inf, device=items.device)
     traces: list[list[Step]] = [[] for _ in range(users)]
     constrained, invalid, ends = search.rules.constrained, 0, 0
@@ -232,16 +169,15 @@ def _rank(search: BeamSearch, ranks: Tensor, width: int, top: int, trace: bool) 
 
 def _users_with_items(search: BeamSearch) -> Tensor:
     """(some,) the users with enough items left for one session."""
-    rules, users = search.rules, search.denoiser.users
-    digits = torch.zeros((users, rules.catalogue.levels), dtype=torch.int64)
-    digits = digits.to(rules.catalogue.device)
-    left = rules.catalogue.counts(digits, torch.zeros_like(digits).bool(), rules.excluded)
+    rules, users = search.rules, torch.arange(search.denoiser.users, device=search.first[0].device)
+    nothing = torch.zeros(len(users), rules.index.levels, dtype=torch.int64, device=users.device)
+    left = Remaining(rules.index, rules.filters, users, nothing, nothing.bool()).counts()
     return (left >= (1 if search.repeats else search.denoiser.items)).nonzero().squeeze(1)
 
 
 def _users_at_once(search: BeamSearch, width: int) -> int:
     """The number of users whose beams' probabilities and candidates fit in CELLS."""
-    k, sizes = search.denoiser.items, search.rules.catalogue.codebook_sizes
+    k, sizes = search.denoiser.items, search.rules.index.sizes
     each = k * len(sizes) * max(sizes)  # probabilities of a beam
     if k > 1:
         each = max(each, 2 * width * k * len(sizes))  # digits of a beam's candidates
@@ -250,9 +186,15 @@ def _users_at_once(search: BeamSearch, width: int) -> int:
 
 def _invalid(search: BeamSearch, beams: Beams) -> int:
     """How many beams ended with digits that no item has, filtered out or not."""
-    digits = beams.target.digits
-    found = search.rules.whole.find(digits.flatten(0, 1)).view(digits.shape[:2])
-    return int((found < 0).any(dim=1).sum())
+    found = _items_of(search, beams, Filters()).counts().view(beams.target.digits.shape[:2])
+    return int((found == 0).any(dim=1).sum())
+
+
+def _items_of(search: BeamSearch, beams: Beams, filters: Filters) -> Remaining:
+    """The items with the digits of complete beams, for each item of a session."""
+    digits = beams.target.digits.flatten(0, 1)
+    user = beams.target.user.repeat_interleave(beams.target.digits.shape[1])
+    return Remaining(search.rules.index, filters, user, digits, torch.ones_like(digits).bool())
 
 
 class _Results(NamedTuple):
@@ -263,16 +205,12 @@ class _Results(NamedTuple):
 
 def _results(search: BeamSearch, ranks: Tensor, beams: Beams, top: int) -> _Results:
     """All items with the beams' digits; of sessions, at least the first `top` by `ranks`."""
-    (rows, k, m), device = beams.target.digits.shape, beams.scores.device
-    digits = beams.target.digits.view(rows * k, m)
-    excluded = search.rules.excluded
-    if excluded is not None:
-        excluded = excluded[beams.target.user.repeat_interleave(k)]
-    items, offsets = search.rules.catalogue.items(digits, torch.ones_like(digits).bool(), excluded)
+    (rows, k, _), device = beams.target.digits.shape, beams.scores.device
+    found = _items_of(search, beams, search.rules.filters)
+    items, owner = found.matches
     if k == 1:
-        owner = torch.repeat_interleave(offsets.diff())
         return _Results(beams.target.user[owner], beams.scores[owner], items.unsqueeze(1))
-    parts = torch.split(items, offsets.diff().tolist())
+    parts = torch.split(items, found.counts().tolist())
     sets = [part[ranks[part].argsort()].tolist() for part in parts]
     owners, tuples = [], []
     for row in range(rows):
@@ -282,8 +220,8 @@ def _results(search: BeamSearch, ranks: Tensor, beams: Beams, top: int) -> _Resu
             owners.append(row)
             tuples.append(own)
     owner = torch.tensor(owners, dtype=torch.int64, device=device)
-    found = torch.tensor(tuples, dtype=torch.int64, device=device).view(-1, k)
-    return _Results(beams.target.user[owner], beams.scores[owner], found)
+    sessions = torch.tensor(tuples, dtype=torch.int64, device=device).view(-1, k)
+    return _Results(beams.target.user[owner], beams.scores[owner], sessions)
 
 
 def _best(results: _Results, ranks: Tensor, users: Tensor, top: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from maskgr.decoding.catalogue import Catalogue, Exclusions
+from maskgr.decoding.matching import CodeIndex, Filters, Remaining
 from maskgr.errors import RequestError
 
 FLOOR = -1e30  # finite log-probability of real items that the model gives probability 0
@@ -61,12 +61,6 @@ class Targets:
         return len(self.user)
 
 
-def check_fit(denoiser: Denoiser, catalogue: Catalogue, excluded: Exclusions | None) -> None:
-    """Asserts that a model, a catalogue and the users' exclusions belong together."""
-    assert tuple(denoiser.codebook_sizes) == catalogue.codebook_sizes
-    assert excluded is None or len(excluded.items) == denoiser.users
-
-
 def blank(user: Tensor, items: int, n_levels: int) -> Targets:
     """Targets with every digit masked."""
     digits = torch.zeros((len(user), items, n_levels), dtype=torch.int64, device=user.device)
@@ -77,38 +71,20 @@ def blank(user: Tensor, items: int, n_levels: int) -> Targets:
 class Rules:
     """How the catalogue changes a model's probabilities."""
 
-    catalogue: Catalogue
+    index: CodeIndex
     constrained: bool
     """Set codes that no item with the revealed digits has to -inf; leave the others as they are."""
-    renormalise: Catalogue | None
-    """Normalise over the codes of this catalogue's items with the revealed digits: for a model
-    trained so. It is the catalogue of training, so a score does not depend on items added since."""
-    whole: Catalogue
-    """The catalogue before the request's filters, so a score does not depend on them either."""
-    excluded: Exclusions | None
+    renormalise: bool
+    """Normalise over the codes that some item with the revealed digits has, filters aside: for a
+    model trained so."""
+    filters: Filters
 
     def __post_init__(self) -> None:
-        if self.renormalise is not None and not self.constrained:
+        if self.renormalise and not self.constrained:
             raise RequestError(
                 "this model's probabilities are defined for real items only; "
                 "search with the constraint"
             )
-
-    def apply(self, level: int, log_probs: Tensor, item: Targets) -> Tensor:
-        """(rows, codes of `level`) the log-probabilities to search with; `item` has one item."""
-        if self.renormalise is not None:
-            codes = allowed_codes(self.renormalise, level, item, None)
-            later = ~codes.any(dim=1, keepdim=True)  # only items added since have the digits
-            if later.any():
-                codes |= later & allowed_codes(self.whole, level, item, None)
-            mass = log_probs.masked_fill(~codes, -torch.inf).logsumexp(dim=1, keepdim=True)
-            log_probs = log_probs - mass
-        # A code that only added items have is not in the mass, and may have more weight than it.
-        log_probs = log_probs.clamp(min=FLOOR, max=0.0)
-        if self.constrained:
-            codes = allowed_codes(self.catalogue, level, item, self.excluded)
-            log_probs = log_probs.masked_fill_(~codes, -torch.inf)
-        return log_probs
 
 
 def first_log_probs(first: Sequence[Tensor], rules: Rules, target: Targets) -> Tensor:
@@ -125,37 +101,36 @@ def next_log_probs(denoiser: Denoiser, rules: Rules, target: Targets, wanted: Te
 
 def _spread(values: Sequence[Tensor], rules: Rules, target: Targets, wanted: Tensor) -> Tensor:
     """All levels in one tensor, under the rules; smaller codebooks are padded with -inf."""
-    sizes = rules.catalogue.codebook_sizes
-    result = torch.full((*wanted.shape, max(sizes)), -torch.inf, device=wanted.device)
+    rows, items, n_levels = wanted.shape
+    slots = wanted.flatten(0, 1)  # (rows × items, m)
+    user = target.user.repeat_interleave(items)
+    shown = (user, target.digits.flatten(0, 1), target.revealed.flatten(0, 1))
+    whole = Remaining(rules.index, Filters(), *shown) if rules.renormalise else None
+    left = Remaining(rules.index, rules.filters, *shown) if rules.constrained else None
+    sizes = rules.index.sizes
+    result = torch.full((rows * items, n_levels, max(sizes)), -torch.inf, device=wanted.device)
     for level, log_probs in enumerate(values):
-        row, place = wanted[:, :, level].nonzero(as_tuple=True)
-        if not len(row):
-            continue
-        digits, revealed = target.digits[row, place], target.revealed[row, place]
-        item = Targets(target.user.index_select(0, row), digits, revealed)
-        result[row, place, level, : sizes[level]] = rules.apply(level, log_probs.float(), item)
-    return result
+        own = slots[:, level].nonzero().squeeze(1)
+        log_probs = log_probs.float()
+        if whole is not None:
+            codes = whole.allowed(level)[own]
+            log_probs = log_probs.masked_fill(~codes, -torch.inf).log_softmax(-1)
+        log_probs = log_probs.clamp(min=FLOOR)
+        if left is not None:
+            log_probs = log_probs.masked_fill_(~left.allowed(level)[own], -torch.inf)
+        result[own, level, : sizes[level]] = log_probs
+    return result.view(rows, items, n_levels, -1)
 
 
-def allowed_codes(
-    catalogue: Catalogue, level: int, item: Targets, excluded: Exclusions | None
-) -> Tensor:
-    """(rows, codes of `level`) bool: the codes of items with the row's revealed digits.
+def best_first(owner: Tensor, scores: Tensor) -> Tensor:
+    """(rows,) ascending by owner, the highest score first, the earlier row among equals."""
+    order = scores.argsort(descending=True, stable=True)
+    return order[owner[order].argsort(stable=True)]
 
-    Rows with the same revealed digits share one query, except for those that exclude an item with
-    these digits.
-    """
-    own = torch.zeros_like(item.user)
-    if excluded is not None:
-        rows = excluded[item.user]
-        fewer = catalogue.counts(item.digits, item.revealed, rows)
-        own = torch.where(fewer < catalogue.counts(item.digits, item.revealed), item.user + 1, own)
-    sizes = (*catalogue.codebook_sizes, int(own.max()))
-    known = torch.where(item.revealed, item.digits + 1, 0)
-    numbers, first = distinct([*known.unbind(1), own], [size + 1 for size in sizes])
-    some = None if excluded is None else excluded[item.user[first]]
-    codes = catalogue.allowed(level, item.digits[first], item.revealed[first], some)
-    return codes.index_select(0, numbers)
+
+def ranks(owner: Tensor) -> Tensor:
+    """(rows,) the place of each row among those of its owner, which ascend."""
+    return torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
 
 
 def distinct(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from maskgr.decoding.beams import Step
-from maskgr.decoding.denoiser import distinct
-from maskgr.decoding.matching import CodeIndex, Matches
+from maskgr.decoding.denoiser import best_first, distinct, ranks
+from maskgr.decoding.matching import CodeIndex, Filters, Matches, pair_energies
 from maskgr.decoding.orders import choose, gaps
 from maskgr.nn.softmax import Bonus
 
 CELLS = 2**23  # energies, or probabilities of codes, that exist at a time
-GATHERED = 2**22  # numbers of item vectors that are gathered at once
 
 
 class EnergyDenoiser(Protocol):
@@ -53,36 +52,6 @@ class EnergyDenoiser(Protocol):
     def __call__(self, user: Tensor, codes: Tensor, revealed: Tensor) -> Tensor:
         """(rows, width) the queries of partly revealed items (rows, levels); users ascend."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class Filters:
-    """Which items each user may get."""
-
-    allowed: Tensor | None = None  # (items,) bool, for all users
-    banned: tuple[Tensor, Tensor] | None = None  # (pairs,) user and item, users ascending
-
-    def apply(self, users: Tensor, energies: Tensor) -> Tensor:
-        """`energies` (users, items) with -inf where an item may not be had; a copy if needed."""
-        if self.allowed is not None:
-            energies = energies.masked_fill(~self.allowed, -torch.inf)
-        if self.banned is not None:
-            rows, items = self.banned
-            here = _among(users, rows)
-            energies = energies.clone() if self.allowed is None else energies
-            energies[rows[here] - users[0], items[here]] = -torch.inf
-        return energies
-
-    def keep(self, users: Tensor, found: Matches, n_items: int) -> Matches:
-        """The matches that the user (rows,) of each row may get."""
-        if self.allowed is not None:
-            found = found.keep(self.allowed[found.items])
-        if self.banned is not None and len(self.banned[0]):
-            keys = (self.banned[0] * n_items + self.banned[1]).sort().values
-            wanted = users[found.owners] * n_items + found.items
-            place = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-            found = found.keep(keys[place] != wanted)
-        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,11 +130,11 @@ class _Search:
         chosen = self._choose_first(users, probs, count)
         row, codes, values = self._best_first(probs, chosen)
         scores = values + (mass - total[possible])[row]
-        order = _best_first_order(row, scores)
+        order = best_first(row, scores)
         row, codes, scores = row[order], codes[order], scores[order]
         revealed = chosen[row]
         matches = self.index.matching(codes, revealed)
-        matches = self.filters.keep(users[row], matches, len(self.index))
+        matches = self.filters.keep(users[row], matches)
         found = _Beams(users[row], codes, revealed, scores, matches)
         if steps is not None:
             marginals = [own[row] for own in self._first_marginals(probs)]
@@ -234,7 +203,7 @@ class _Search:
         )
         if steps is not None:
             marginals = [own[parent] for own in self._marginals(beams, log_probs)]
-            self._record(steps, found, _ranks(beams.user)[parent], chosen[parent], marginals)
+            self._record(steps, found, ranks(beams.user)[parent], chosen[parent], marginals)
         return found
 
     def finish(
@@ -259,8 +228,8 @@ class _Search:
                 Matches(items[picked], torch.arange(len(picked), device=picked.device)),
             )
             marginals = [own[parent] for own in self._marginals(beams, log_probs)]
-            self._record(steps, found, _ranks(beams.user)[parent], chosen, marginals)
-        return user[picked], _ranks(user[picked]), items[picked], scores[picked]
+            self._record(steps, found, ranks(beams.user)[parent], chosen, marginals)
+        return user[picked], ranks(user[picked]), items[picked], scores[picked]
 
     def _log_probs(self, beams: _Beams) -> Tensor:
         """(pairs,) log p(item | history, revealed) among the remaining items of each beam."""
@@ -291,8 +260,8 @@ class _Search:
 
     def _select(self, user: Tensor, scores: Tensor) -> Tensor:
         """(picked,) the best candidates of each user, ascending by user, best first."""
-        order = _best_first_order(user, scores)
-        return order[_ranks(user[order]) < self.beams]
+        order = best_first(user, scores)
+        return order[ranks(user[order]) < self.beams]
 
     def _record(
         self,
@@ -325,14 +294,6 @@ def catalogue_energies(denoiser: EnergyDenoiser, users: Tensor, queries: Tensor)
     return energies
 
 
-def pair_energies(queries: Tensor, table: Tensor, rows: Tensor, items: Tensor) -> Tensor:
-    """(pairs,) the products of queries `rows` and item vectors `items`, in float32."""
-    size = max(1, GATHERED // table.shape[1])
-    pairs = zip(torch.split(rows, size), torch.split(items, size), strict=True)
-    parts = [(queries[r].float() * table[i].float()).sum(1) for r, i in pairs]
-    return torch.cat(parts) if parts else queries.new_empty(0)
-
-
 def _log_sums(owners: Tensor, logs: Tensor, count: int) -> Tensor:
     """(count,) the log of the sum of exp(`logs`) (rows,) of each of the `owners` (rows,)."""
     top = logs.new_full((count,), -torch.inf).scatter_reduce_(0, owners, logs, "amax")
@@ -342,17 +303,6 @@ def _log_sums(owners: Tensor, logs: Tensor, count: int) -> Tensor:
 def _among(users: Tensor, rows: Tensor) -> Tensor:
     """(rows,) bool: which `rows` are of these consecutive users."""
     return (rows >= users[0]) & (rows <= users[-1])
-
-
-def _best_first_order(owner: Tensor, scores: Tensor) -> Tensor:
-    """(rows,) ascending by owner, the highest score first, the earlier row among equals."""
-    order = scores.argsort(descending=True, stable=True)
-    return order[owner[order].argsort(stable=True)]
-
-
-def _ranks(owner: Tensor) -> Tensor:
-    """(rows,) the place of each row among those of its owner, which ascend."""
-    return torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
 
 
 @torch.no_grad()
@@ -412,14 +362,14 @@ def _redrawn(
         if len(rows):  # drawn anew from what agrees with the digits revealed so far
             codes = index.codes[items[rows]]
             found = index.matching(codes, revealed[rows])
-            found = filters.keep(user[rows], found, len(index))
+            found = filters.keep(user[rows], found)
             queries = denoiser(user[rows], codes, revealed[rows])
             energies = pair_energies(queries, denoiser.table, found.owners, found.items)
             if denoiser.bonus is not None:
                 energies += denoiser.bonus.at(user[rows][found.owners], found.items)
             uniform = torch.rand(len(energies), generator=generator, device=device)
             noisy = energies / temperature - (-uniform.log()).log()  # the Gumbel-max trick
-            order = _best_first_order(found.owners, noisy)
-            items[rows] = found.items[order[_ranks(found.owners[order]) == 0]]
+            order = best_first(found.owners, noisy)
+            items[rows] = found.items[order[ranks(found.owners[order]) == 0]]
         revealed |= draws < 1 - s / t
     return items

@@ -7,10 +7,14 @@ starts from the shortest of the lists that its revealed digits name, and the oth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+GATHERED = 2**22  # numbers of item vectors that are gathered at once
 
 
 class Matches(NamedTuple):
@@ -24,7 +28,7 @@ class Matches(NamedTuple):
 
 
 class CodeIndex:
-    """The codes of all items, indexed level by level."""
+    """The codes of all items, indexed level by level. Items may share all of their codes."""
 
     def __init__(self, codes: Tensor, sizes: Sequence[int]) -> None:
         """`codes` (items, levels), below `sizes` (levels,)."""
@@ -46,6 +50,10 @@ class CodeIndex:
     def levels(self) -> int:
         return len(self.sizes)
 
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
     def __deepcopy__(self, memo: object) -> CodeIndex:
         return self  # never changes
 
@@ -57,10 +65,9 @@ class CodeIndex:
         starts, lengths = [], []
         for level, offsets in enumerate(self._offsets):
             own = codes[:, level].clamp(0, self.sizes[level] - 1)
+            count = offsets[own + 1] - offsets[own]
             starts.append(offsets[own])
-            lengths.append(
-                (offsets[own + 1] - offsets[own]).masked_fill(~revealed[:, level], 2**62)
-            )
+            lengths.append(count.masked_fill(~revealed[:, level], len(self) + 1))
         shortest = torch.stack(lengths, 1).min(1)  # (rows,) length and level
         start = torch.stack(starts, 1).gather(1, shortest.indices[:, None]).squeeze(1)
         owners = torch.repeat_interleave(shortest.values)
@@ -72,3 +79,112 @@ class CodeIndex:
             same = self.codes[items, place] == codes[owners, place]
             kept &= same | ~revealed[owners, place]
         return Matches(items[kept], owners[kept])
+
+
+@dataclass(frozen=True, eq=False)
+class Filters:
+    """Which items each user may get."""
+
+    allowed: Tensor | None = None  # (items,) bool, for all users
+    banned: tuple[Tensor, Tensor] | None = None  # (pairs,) user and item, users ascending
+
+    def apply(self, users: Tensor, energies: Tensor) -> Tensor:
+        """`energies` (users, items) of consecutive users, -inf where an item may not be had."""
+        if self.allowed is not None:
+            energies = energies.masked_fill(~self.allowed, -torch.inf)
+        if self.banned is not None:
+            rows, items = self.banned
+            here = (rows >= users[0]) & (rows <= users[-1])
+            energies = energies.clone() if self.allowed is None else energies
+            energies[rows[here] - users[0], items[here]] = -torch.inf
+        return energies
+
+    def keep(self, users: Tensor, found: Matches) -> Matches:
+        """The matches that the user (rows,) of each row may get."""
+        if self.allowed is not None:
+            found = found.keep(self.allowed[found.items])
+        if len(self._keys):
+            wanted = users[found.owners] * self._stride + found.items
+            place = torch.searchsorted(self._keys, wanted).clamp(max=len(self._keys) - 1)
+            found = found.keep((self._keys[place] != wanted) | (found.items >= self._stride))
+        return found
+
+    def without(self, users: Tensor, groups: Tensor, sizes: Tensor) -> Tensor:
+        """(users, groups) how many items of each group a user may get.
+
+        `groups` (items,): the group of each item; `sizes` (groups,): all that are allowed.
+        """
+        counts = sizes.expand(len(users), -1).clone()
+        if len(self._keys) and len(users):
+            owner, item = self._keys // self._stride, self._keys % self._stride
+            place = torch.searchsorted(users, owner).clamp(max=len(users) - 1)
+            here = users[place] == owner
+            cells = place[here] * len(sizes) + groups[item[here]]
+            counts.view(-1).index_add_(0, cells, -torch.ones_like(cells))
+        return counts
+
+    def sizes(self, groups: Tensor, count: int) -> Tensor:
+        """(groups,) the allowed items of each group."""
+        if self.allowed is not None:
+            groups = groups[self.allowed]
+        return torch.bincount(groups, minlength=count)
+
+    @cached_property
+    def _stride(self) -> int:
+        return 1 + (int(self.banned[1].max()) if self.banned and len(self.banned[1]) else 0)
+
+    @cached_property
+    def _keys(self) -> Tensor:
+        """(pairs,) banned pairs of allowed items as sorted numbers, each once."""
+        if self.banned is None:
+            return torch.zeros(0, dtype=torch.int64)
+        users, items = self.banned
+        if self.allowed is not None:
+            kept = self.allowed[items]
+            users, items = users[kept], items[kept]
+        keys: Tensor = torch.unique(users * self._stride + items)
+        return keys
+
+
+class Remaining:
+    """The items that agree with the revealed digits of each row and that its user may get."""
+
+    def __init__(
+        self, index: CodeIndex, filters: Filters, user: Tensor, codes: Tensor, revealed: Tensor
+    ) -> None:
+        """`user` (rows,) ascending; `codes`, `revealed` (rows, levels)."""
+        self.index, self.filters, self.user = index, filters, user
+        known = revealed.any(1)
+        self.fresh = (~known).nonzero().squeeze(1)  # rows with the whole catalogue before them
+        rows = known.nonzero().squeeze(1)
+        found = filters.keep(user[rows], index.matching(codes[rows], revealed[rows]))
+        self.matches = Matches(found.items, rows[found.owners])  # of the other rows
+
+    def counts(self) -> Tensor:
+        """(rows,) how many items remain."""
+        counts = torch.bincount(self.matches.owners, minlength=len(self.user))
+        everything = torch.zeros(len(self.index), dtype=torch.int64, device=self.user.device)
+        counts[self.fresh] = self._fresh_counts(everything, 1).squeeze(1)
+        return counts
+
+    def allowed(self, level: int) -> Tensor:
+        """(rows, codes) bool: the codes of the remaining items at `level`."""
+        size = self.index.sizes[level]
+        found = torch.zeros(len(self.user), size, dtype=torch.bool, device=self.user.device)
+        found[self.matches.owners, self.index.codes[self.matches.items, level]] = True
+        found[self.fresh] = self._fresh_counts(self.index.codes[:, level], size) > 0
+        return found
+
+    def _fresh_counts(self, groups: Tensor, count: int) -> Tensor:
+        """(fresh rows, groups) how many items of each group remain."""
+        users, place = torch.unique_consecutive(self.user[self.fresh], return_inverse=True)
+        sizes = self.filters.sizes(groups, count)
+        return self.filters.without(users, groups, sizes)[place]
+
+
+def pair_energies(queries: Tensor, table: Tensor, rows: Tensor, items: Tensor) -> Tensor:
+    """(pairs,) the products of queries `rows` and item vectors `items`, in float32."""
+    size = max(1, GATHERED // table.shape[1])
+    pairs = zip(torch.split(rows, size), torch.split(items, size), strict=True)
+    parts = [(queries[r].float() * table[i].float()).sum(1) for r, i in pairs]
+    return torch.cat(parts) if parts else queries.new_empty(0)

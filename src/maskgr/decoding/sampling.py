@@ -8,17 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maskgr.decoding.catalogue import Catalogue, Exclusions
 from maskgr.decoding.denoiser import (
     Denoiser,
     Rules,
     Targets,
-    allowed_codes,
     blank,
-    check_fit,
     first_log_probs,
     next_log_probs,
 )
+from maskgr.decoding.matching import CodeIndex, Filters, Remaining
 from maskgr.errors import RequestError
 
 CELLS = 2**23  # (rows × positions × codes) of one pass: bounds memory
@@ -50,29 +48,29 @@ def reverse_step(masked: Tensor, s: float, t: float, generator: torch.Generator)
 
 def sample(
     denoiser: Denoiser,
-    catalogue: Catalogue,
+    index: CodeIndex,
     *,
     count: int,
     steps: int,
     temperature: float,
     generator: torch.Generator,
     constrained: bool = True,
-    excluded: Exclusions | None = None,
+    filters: Filters | None = None,
 ) -> Samples:
     """`count` independent draws per user; the noise falls from 1 to 0 in `steps` equal steps.
 
     From noise t to s each masked digit is revealed with probability 1 - s/t, with a code drawn
     from p^(1/temperature). The items of a session are drawn independently and may repeat.
     """
-    check_fit(denoiser, catalogue, excluded)
     if count < 1 or steps < 1:
         raise RequestError(f"{count} samples in {steps} steps; give at least 1 of each")
     if not temperature > 0:
         raise RequestError(f"temperature {temperature} is not positive; give one above 0")
-    user = torch.arange(denoiser.users, device=catalogue.device).repeat_interleave(count)
-    target = blank(user, denoiser.items, catalogue.levels)
-    limits = catalogue if constrained else None
-    drawing = _Drawing(denoiser, denoiser.first(), catalogue, limits, excluded, temperature)
+    user = torch.arange(denoiser.users, device=index.device).repeat_interleave(count)
+    target = blank(user, denoiser.items, index.levels)
+    drawing = _Drawing(
+        denoiser, denoiser.first(), index, constrained, filters or Filters(), temperature
+    )
     possible = drawing.possible(target).view(-1, 1, 1)
     for number in range(steps):
         t, s = (steps - number) / steps, (steps - number - 1) / steps
@@ -88,24 +86,26 @@ def sample(
 class _Drawing:
     denoiser: Denoiser
     first: Sequence[Tensor]
-    catalogue: Catalogue
-    limits: Catalogue | None  # the catalogue that draws are constrained to
-    excluded: Exclusions | None
+    index: CodeIndex
+    constrained: bool
+    filters: Filters
     temperature: float
 
     def possible(self, target: Targets) -> Tensor:
         """(rows,) bool: whether a draw exists; with the constraint, whether an item is left."""
-        digits, revealed = target.digits[:, 0], target.revealed[:, 0]
-        own = None if self.excluded is None else self.excluded[target.user]
-        left = self.catalogue.counts(digits, revealed, own) > 0
-        return left if self.limits is not None else torch.ones_like(left)
+        if not self.constrained:
+            return torch.ones_like(target.user, dtype=torch.bool)
+        return self._remaining(target.user, target.digits[:, 0], target.revealed[:, 0]).counts() > 0
+
+    def _remaining(self, user: Tensor, codes: Tensor, revealed: Tensor) -> Remaining:
+        return Remaining(self.index, self.filters, user, codes, revealed)
 
     def reveal(self, target: Targets, now: Tensor, generator: torch.Generator) -> None:
         """Draws the digits `now` (rows, items, m) of the targets, in place."""
-        raw = Rules(self.catalogue, False, None, self.catalogue, None)
+        raw = Rules(self.index, constrained=False, renormalise=False, filters=Filters())
         wanted = now.flatten(1).any(dim=1)
         fresh = ~target.revealed.flatten(1).any(dim=1)
-        size = max(1, CELLS // (now[0].numel() * max(self.catalogue.codebook_sizes)))
+        size = max(1, CELLS // (now[0].numel() * max(self.index.sizes)))
         for some in ((wanted & fresh).nonzero(), (wanted & ~fresh).nonzero()):
             for rows in torch.split(some.squeeze(1), size):
                 part = Targets(target.user[rows], target.digits[rows], target.revealed[rows])
@@ -128,13 +128,11 @@ class _Drawing:
         """
         for place, level in now.any(dim=0).nonzero().tolist():
             rows = now[:, place, level].nonzero().squeeze(1)
-            size = self.catalogue.codebook_sizes[level]
+            size = self.index.sizes[level]
             logits = log_probs[rows, place, level, :size]
-            if self.limits is not None:
-                item = Targets(
-                    target.user[rows], target.digits[rows, place], target.revealed[rows, place]
-                )
-                codes = allowed_codes(self.limits, level, item, self.excluded)
+            if self.constrained:
+                item = (target.user[rows], target.digits[rows, place], target.revealed[rows, place])
+                codes = self._remaining(*item).allowed(level)
                 logits = logits.masked_fill(~codes, -torch.inf)
             # Subtract the largest first, so that a low temperature does not overflow.
             logits = (logits - logits.amax(dim=1, keepdim=True)) / self.temperature
@@ -145,12 +143,10 @@ class _Drawing:
     def items(self, target: Targets, generator: torch.Generator) -> Tensor:
         """(rows × items of a target,) a random one of the items with the digits; -1 if none."""
         digits = target.digits.flatten(0, 1)
-        own = None
-        if self.excluded is not None:
-            own = self.excluded[target.user.repeat_interleave(target.digits.shape[1])]
-        values, offsets = self.catalogue.items(digits, torch.ones_like(digits).bool(), own)
-        counts = offsets.diff()
+        user = target.user.repeat_interleave(target.digits.shape[1])
+        remaining = self._remaining(user, digits, torch.ones_like(digits).bool())
+        counts = remaining.counts()
         chance = torch.rand(len(digits), generator=generator, device=generator.device)
-        place = offsets[:-1] + (chance * counts).long().clamp(max=counts - 1)
-        found = torch.cat([values, values.new_full((1,), -1)])
+        place = counts.cumsum(0) - counts + (chance * counts).long().clamp(max=counts - 1)
+        found = torch.cat([remaining.matches.items, counts.new_full((1,), -1)])
         return torch.where(counts > 0, found[place.clamp(min=0)], -1)

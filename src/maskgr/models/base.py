@@ -24,13 +24,16 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import torch
 
 from maskgr.data.dataset import Dataset
 from maskgr.data.splits import Split
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig
+from maskgr.decoding.matching import Filters
 from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query, Ranked
+from maskgr.nn.scoring import pairs
 from maskgr.settings import apply_settings
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.fit import FitConfig
@@ -218,6 +221,14 @@ def require(model: Model, capability: type[T]) -> T:
 
 def _members(protocol: type[Any]) -> list[str]:
     return [name for name in vars(protocol) if not name.startswith("_")]
+
+
+def query_filters(query: Query, device: torch.device) -> Filters:
+    """The filters of a query as decoding wants them."""
+    allowed = None
+    if query.allowed is not None and not query.allowed.all():
+        allowed = torch.from_numpy(query.allowed).to(device)
+    return Filters(allowed, None if query.excluded is None else pairs(query.excluded, device))
 
 
 def model_class(name: str) -> type[Model]:

@@ -28,7 +28,6 @@ from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig
 from maskgr.nn.item_vectors import ItemVectors
-from maskgr.nn.layout import Layout
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import (
     Bonus,
@@ -37,7 +36,7 @@ from maskgr.nn.softmax import (
     catalogue_cross_entropy,
     sampled_cross_entropy,
 )
-from maskgr.nn.transformer import Dropout, Encoder, TransformerConfig, causal_mask
+from maskgr.nn.transformer import Dropout, Encoder, Layout, TransformerConfig, causal_mask
 from maskgr.nn.weights import load_weights, save_weights
 from maskgr.sids.config import EncoderConfig
 from maskgr.sids.item_text import ItemText
@@ -135,7 +134,7 @@ class SASRec(Trainable):
         """(tokens, width) hidden states of a start token and the items of each history, shortest
         first: the state at a token predicts the item after it."""
         layout = Layout.of((histories.lengths + 1).tolist(), self.device)
-        items = self.items(torch.from_numpy(histories.values).to(self.device).long())
+        items = self._vectors(torch.from_numpy(histories.values).to(self.device).long())
         is_item = layout.positions > 0
         place = torch.where(is_item, is_item.cumsum(0), 0)
         embedded = torch.cat([self.start, items]).index_select(0, place)
@@ -155,6 +154,13 @@ class SASRec(Trainable):
         vectors: Tensor = self.items()
         if not (self.training or torch.is_grad_enabled()):
             self._table = vectors
+        return vectors
+
+    def _vectors(self, numbers: Tensor) -> Tensor:
+        """(items, width) of some items; looked up in the table while weights do not change."""
+        if not (self.training or torch.is_grad_enabled()):
+            return self.table().index_select(0, numbers)
+        vectors: Tensor = self.items(numbers)
         return vectors
 
     def prepare(self, sequences: Sequences, generator: torch.Generator) -> Batch:
@@ -256,13 +262,7 @@ class SASRec(Trainable):
         own: SASRecConfig = config.model
         text = None
         if own.text:
-            folder = work.once(
-                "text",
-                lambda path: ItemText.make(
-                    data, own.encoder, device=config.device, progress=work.progress
-                ).save(path),
-            )
-            text = ItemText.load(folder)
+            text = item_text(data, own.encoder, config.device, work)
         torch.manual_seed(config.seed)
         counts = np.bincount(split.train.values, minlength=len(data.items))
         embeddings = None if text is None else torch.from_numpy(text.embeddings)
@@ -277,7 +277,7 @@ class SASRec(Trainable):
             raise RequestError(
                 "a sasrec of item IDs alone knows nothing of new items; train one with text=true"
             )
-        text = self.text.with_items(items, embeddings)
+        text = self.text.with_items(items, embeddings, self.device.type)
         model = self.grown(torch.from_numpy(text.embeddings))
         model.text = text
         return model
@@ -308,6 +308,15 @@ class SASRec(Trainable):
         load_weights(model, folder / WEIGHTS)
         model.text = text
         return model.to(pick_device(config.device)).eval()
+
+
+def item_text(data: Dataset, encoder: EncoderConfig, device: str, work: Workspace) -> ItemText:
+    """The texts' embeddings, made by one process and kept in the run."""
+
+    def make(folder: Path) -> None:
+        ItemText.make(data, encoder, device=device, progress=work.progress).save(folder)
+
+    return ItemText.load(work.once("text", make))
 
 
 def portions(histories: Sequences, limit: int) -> Iterator[npt.NDArray[np.int64]]:

@@ -1,11 +1,9 @@
-"""Optimiser of all models: AdamW, linear warm-up and cosine decay, gradient clipping."""
+"""The optimiser of all networks: AdamW."""
 
 from __future__ import annotations
 
-import math
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def build_optimizer(
@@ -30,19 +28,3 @@ def build_optimizer(
         {"params": [p for p in trained if id(p) not in kept], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=learning_rate)
-
-
-def schedule(step: int, total: int, warmup: int) -> float:
-    """Factor on the peak learning rate at `step` (from 0): linear warm-up, then cosine decay.
-
-    The first step has 1 / warmup rather than 0, the last is close to 0.
-    """
-    if step < warmup:
-        return (step + 1) / warmup
-    done = min((step - warmup) / max(total - warmup, 1), 1.0)
-    return 0.5 * (1 + math.cos(math.pi * done))
-
-
-def clip_gradients(model: nn.Module, limit: float) -> Tensor:
-    """Scales all gradients so that their total norm is at most `limit`; returns the norm before."""
-    return nn.utils.clip_grad_norm_(model.parameters(), limit)

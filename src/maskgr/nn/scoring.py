@@ -100,14 +100,6 @@ def pairs(sequences: Sequences, device: torch.device) -> tuple[Tensor, Tensor]:
     return owners.to(device), values.long().to(device)
 
 
-def padded(sequences: Sequences, device: torch.device) -> Tensor:
-    """(sequences, longest) the values, -1 behind the last."""
-    rows = torch.full((len(sequences), int(sequences.lengths.max(initial=1))), -1, device=device)
-    owners, values = pairs(sequences, device)
-    rows[owners, torch.from_numpy(sequences.places).to(device)] = values
-    return rows
-
-
 def _within(rows: Tensor, items: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """The pairs of rows from `start` to `stop`, counted from there."""
     here = (rows >= start) & (rows < stop)

@@ -14,7 +14,7 @@ from maskgr.artefact import read_manifest, write_folder
 from maskgr.data.dataset import Dataset
 from maskgr.data.download import cache_folder
 from maskgr.data.tables import read_matrix
-from maskgr.errors import ArtefactError, DataError
+from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.sids.config import EncoderConfig
 from maskgr.sids.encoders import embed_items, resolved
 from maskgr.sids.vectors import Floats
@@ -31,22 +31,31 @@ class ItemText:
 
     @classmethod
     def make(
-        cls, data: Dataset, encoder: EncoderConfig, *, device: str = "auto", progress: bool = False
+        cls,
+        data: Dataset,
+        encoder: EncoderConfig,
+        *,
+        device: str = "auto",
+        cache: Path | None = None,
+        progress: bool = False,
     ) -> ItemText:
+        """Texts whose vectors are in the folder `cache` are not encoded again."""
         encoder = resolved(encoder, given=data.embeddings is not None)
         vectors = embed_items(
             data.items,
             encoder,
             embeddings=data.embeddings,
             device=device,
-            cache=cache_folder() / "embeddings",
+            cache=cache or cache_folder() / "embeddings",
             progress=progress,
         )
         return cls(vectors, encoder)
 
-    def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> ItemText:
+    def with_items(
+        self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None, device: str = "auto"
+    ) -> ItemText:
         """With the embeddings of new items behind its own."""
-        vectors = embed_items(items, self.encoder, embeddings=embeddings)
+        vectors = embed_items(items, self.encoder, embeddings=embeddings, device=device)
         if vectors.shape[1] != self.embeddings.shape[1]:
             raise DataError(
                 f"the new vectors have {vectors.shape[1]} dimensions where the old ones have "
@@ -63,6 +72,6 @@ class ItemText:
         config = read_manifest(path, KIND, SCHEMA).config
         try:
             encoder = EncoderConfig(**config["encoder"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, RequestError) as error:
             raise ArtefactError(f"{path} is damaged ({error}); train again") from error
         return cls(read_matrix(path / "embeddings.npy").values, encoder)

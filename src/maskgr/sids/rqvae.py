@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Self
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from maskgr.devices import pick_device
-from maskgr.nn.optimizer import build_optimizer, clip_gradients, schedule
+from maskgr.nn.optimizer import build_optimizer
 from maskgr.sids.config import FitOptions, QuantizerConfig
 from maskgr.sids.kmeans import k_means, nearest, sample_rows
 from maskgr.sids.progress import steps
@@ -195,18 +196,22 @@ def _start_codebooks(network: RqvaeNetwork, rows: Floats, seed: int) -> None:
 def _train(network: RqvaeNetwork, rows: Floats, total: int, options: FitOptions) -> None:
     device = next(network.parameters()).device
     optimizer = build_optimizer(network, LEARNING_RATE, WEIGHT_DECAY)
+    warmup = max(1, round(WARMUP * total))
+    rates = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / total)),
+    )
     books = network.books
     idle = torch.zeros(len(books), books[0].num_embeddings, device=device)  # steps without a use
     batches = _batches(len(rows), BATCH, options.seed)
     network.train()
     for step in steps(total, "RQ-VAE", shown=options.progress):
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * schedule(step, total, round(WARMUP * total))
         loss, quantised = network.loss(torch.from_numpy(rows[next(batches)]).to(device))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        clip_gradients(network, CLIP)
+        nn.utils.clip_grad_norm_(network.parameters(), CLIP)
         optimizer.step()
+        rates.step()
         if step < REVIVALS * total:
             _revive(network, quantised, idle)
 

@@ -13,13 +13,12 @@ import polars as pl
 
 from maskgr.artefact import read_manifest, write_folder
 from maskgr.data.dataset import Dataset
-from maskgr.data.download import cache_folder
 from maskgr.data.tables import below, read_matrix, read_table
 from maskgr.devices import pick_device
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.sids.collaborative import Collaborative
-from maskgr.sids.config import EncoderConfig, Policy, QuantizerConfig, SidsConfig
-from maskgr.sids.encoders import embed_items, resolved
+from maskgr.sids.config import EncoderConfig, Policy, SidsConfig
+from maskgr.sids.item_text import ItemText
 from maskgr.sids.quantizers import Quantizer, fit_quantizer, load_quantizer, save_quantizer
 from maskgr.sids.uniqueness import make_unique, place_new
 from maskgr.sids.vectors import Digits, Floats
@@ -59,15 +58,8 @@ class SemanticIds:
         """
         config = config or SidsConfig()
         pick_device(device)  # a wrong device is refused now, not when a model needs it
-        encoder = resolved(config.encoder, given=dataset.embeddings is not None)
-        vectors = embed_items(
-            dataset.items,
-            encoder,
-            embeddings=dataset.embeddings,
-            device=device,
-            cache=cache or cache_folder() / "embeddings",
-            progress=progress,
-        )
+        text = ItemText.make(dataset, config.encoder, device=device, cache=cache, progress=progress)
+        vectors = text.embeddings
         quantizer = fit_quantizer(
             vectors, config.quantizer, normalise=True, seed=seed, device=device, progress=progress
         )
@@ -77,35 +69,44 @@ class SemanticIds:
             "seed": seed,
             "fingerprint": dataset.fingerprint,
         }
-        return cls(dataset.items, digits, sizes, vectors, quantizer, config.unique, encoder, made)
+        return cls(
+            dataset.items, digits, sizes, vectors, quantizer, config.unique, text.encoder, made
+        )
 
-    def remade(
-        self,
+    @classmethod
+    def from_learned(
+        cls,
+        items: pl.DataFrame,
         vectors: Floats,
-        quantizer: QuantizerConfig,
+        text: ItemText,
+        config: SidsConfig,
         *,
         seed: int = 0,
         device: str = "auto",
         progress: bool = False,
     ) -> SemanticIds:
-        """New IDs of the same items, quantised from `vectors` (items, any) learned from behaviour.
+        """IDs quantised from `vectors` (items, any) that were learned from behaviour.
 
         The length of a learned vector has a meaning, so vectors are quantised as they are: without
-        normalising, in all components.
+        normalising, in all components. New items get theirs from their text.
         """
-        quantizer = replace(quantizer, components=0)
-        learned = Collaborative.fit(vectors, self.embeddings)
+        quantizer = replace(config.quantizer, components=0)
+        learned = Collaborative.fit(vectors, text.embeddings)
         fitted = fit_quantizer(
             learned.vectors, quantizer, normalise=False, seed=seed, device=device, progress=progress
         )
-        digits, sizes = _unique_digits(fitted, learned.vectors, self.unique)
-        return replace(
-            self,
-            digits=digits,
-            codebook_sizes=sizes,
-            quantizer=fitted,
-            learned=learned,
-            made={**self.made, "quantizer": asdict(quantizer), "seed": seed},
+        digits, sizes = _unique_digits(fitted, learned.vectors, config.unique)
+        made = {"quantizer": asdict(quantizer), "seed": seed}
+        return cls(
+            items,
+            digits,
+            sizes,
+            text.embeddings,
+            fitted,
+            config.unique,
+            text.encoder,
+            made,
+            learned,
         )
 
     def __deepcopy__(self, memo: object) -> SemanticIds:
@@ -156,12 +157,8 @@ class SemanticIds:
                 f"{int(known.sum())} of the new items are old, repeated or without an ID (first: "
                 f"{first!r}); give each new item once"
             )
-        vectors = embed_items(items, self.encoder, embeddings=embeddings, device=device)
-        if vectors.shape[1] != self.embeddings.shape[1]:
-            raise DataError(
-                f"the new vectors have {vectors.shape[1]} dimensions where the old ones have "
-                f"{self.embeddings.shape[1]}; use the same encoder"
-            )
+        text = ItemText(self.embeddings, self.encoder).with_items(items, embeddings, device)
+        vectors = text.embeddings[len(self.embeddings) :]
         learned, own = self.learned, vectors
         if learned is not None:
             own = learned.predict_from_text(vectors)
@@ -172,7 +169,7 @@ class SemanticIds:
             learned=learned,
             items=below(self.items, items.with_columns(item_id=ids)),
             digits=np.concatenate([self.digits, digits]),
-            embeddings=np.concatenate([self.embeddings, vectors]),
+            embeddings=text.embeddings,
         )
 
     def save(self, path: Path | str, *, report: Mapping[str, Any] | None = None) -> None:

@@ -29,7 +29,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split
 from maskgr.devices import keep_freed_memory
 from maskgr.errors import ArtefactError, RequestError
-from maskgr.nn.optimizer import build_optimizer, clip_gradients, schedule
+from maskgr.nn.optimizer import build_optimizer
 from maskgr.nn.weights import load_weights, save_weights
 from maskgr.training.batches import Batches, Place
 from maskgr.training.checkpoint import load_checkpoint, save_checkpoint
@@ -165,7 +165,7 @@ def fit(
     if writes:
         count = sum(p.numel() for p in network.parameters())
         print(f"{label}: {count:,} parameters on {work.world.device}", file=sys.stderr)
-    with RunLog(work.run, label=label, writes=writes, progress=work.progress) as log:
+    with RunLog(work.run, work.world, label=label, progress=work.progress) as log:
         trainer = Trainer(network.to(work.world.device), split, batches, config, work, log)
         if not (work.resume and trainer.resume()):
             log.rewind(0)  # rows of an earlier run that came to no checkpoint
@@ -244,15 +244,14 @@ class Trainer:
                 loss = self.wrapped(part) * scale
             loss.backward()
             total += loss.detach()
-        norm = clip_gradients(self.network, self.config.clip)
+        norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
         self.optimizer.step()
         if self.average is not None:
             self.average.update_parameters(self.network)
         items = sum(len(batch.sequences.values) for batch in batches)
         tokens = self.state.tokens + items * self.network.tokens_per_item
         self.state = replace(self.state, step=step + 1, place=micro[-1][0], tokens=tokens)
-        loss = world.total(total) / world.size
-        self.log.step(self.state, loss, norm, self.config.learning_rate * factor)
+        self.log.step(self.state, total, norm, self.config.learning_rate * factor)
 
     def _parts(self, batch: Batch) -> list[Batch]:
         """This process's share of a batch, in pieces whose hidden states stay near the CPU."""
@@ -413,6 +412,17 @@ class Trainer:
                 for key in ("step", "exp_avg", "exp_avg_sq")
                 if (value := tensors.get(f"optimizer.{key}.{name}")) is not None
             }
+
+
+def schedule(step: int, total: int, warmup: int) -> float:
+    """Factor on the peak learning rate at `step` (from 0): linear warm-up, then cosine decay.
+
+    The first step has 1 / warmup rather than 0, the last is close to 0.
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min((step - warmup) / max(total - warmup, 1), 1.0)
+    return 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _averaged(network: Trainable, decay: float) -> AveragedModel:

@@ -12,10 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor
 
 from maskgr.artefact import write_file
 from maskgr.training.batches import Place
+from maskgr.training.distributed import World
 
 COLUMNS = (
     "step", "epoch", "seconds", "tokens", "loss", "learning_rate", "gradient_norm",
@@ -45,14 +47,10 @@ class RunLog:
     """Writes rows of numbers; silent in every process but the writing one."""
 
     def __init__(
-        self,
-        run: Path,
-        *,
-        label: str = "training",
-        writes: bool = True,
-        progress: bool = False,
+        self, run: Path, world: World, *, label: str = "training", progress: bool = False
     ) -> None:
-        self.run, self.writes, self.progress = run, writes, progress and writes
+        self.run, self.world, self.writes = run, world, world.writes
+        self.progress = progress and self.writes
         self._label = label
         self._losses: list[Tensor] = []
         self._clock = (time.perf_counter(), 0)
@@ -77,7 +75,8 @@ class RunLog:
         if state.step % EVERY == 0 or state.step == 1:
             now, tokens = time.perf_counter(), state.tokens
             rate = (tokens - self._clock[1]) / max(now - self._clock[0], 1e-9)
-            mean = sum(float(loss) for loss in self._losses) / len(self._losses)
+            # Each process has the loss of its share, times their number.
+            mean = float(self.world.total(torch.stack(self._losses).mean())) / self.world.size
             self._losses, self._clock = [], (now, tokens)
             self._shown |= {"loss": f"{mean:.4f}", "rate": f"{rate:,.0f}"}
             values = {

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from maskgr.models.maskgr.denoiser import Denoiser, HistoryMemory, fit_codes
-from maskgr.nn.layout import Layout
-from maskgr.nn.transformer import TransformerConfig
+from maskgr.nn.transformer import Layout, TransformerConfig
 from tests.models.tiny import randomise
 
 SIZES, WIDTH = (3, 2, 4), 8

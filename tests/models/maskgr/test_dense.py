@@ -16,7 +16,7 @@ from maskgr.models.maskgr.dense import DenseHead, LowRank
 from maskgr.models.maskgr.network import Network
 from maskgr.models.maskgr.noise import draw_noise
 from maskgr.models.maskgr.objective import masked_rows, negative_elbo
-from maskgr.nn.layout import Layout
+from maskgr.nn.transformer import Layout
 
 SIZES = (4, 3, 2)
 CODES = torch.tensor(list(product(range(4), range(3), range(2))))  # of 24 items

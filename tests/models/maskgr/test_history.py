@@ -12,7 +12,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.models.maskgr.config import DenseConfig, NetworkConfig
 from maskgr.models.maskgr.history import Cache, Histories
 from maskgr.models.maskgr.network import Network
-from maskgr.nn.layout import Layout
+from maskgr.nn.transformer import Layout
 
 SIZES = (4, 3, 2)
 CODES = torch.tensor(list(product(range(4), range(3), range(2))))

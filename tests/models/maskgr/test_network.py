@@ -8,7 +8,7 @@ import torch
 
 from maskgr.models.maskgr.config import NetworkConfig
 from maskgr.models.maskgr.network import Network
-from maskgr.nn.layout import Layout
+from maskgr.nn.transformer import Layout
 
 SIZES = (5, 4, 2)
 CODES = torch.tensor([[0, 1, 0], [1, 2, 1], [2, 3, 0]])

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from maskgr.decoding.catalogue import Catalogue
+from maskgr.decoding.matching import CodeIndex
 from maskgr.models.maskgr.config import NetworkConfig, ObjectiveConfig
 from maskgr.models.maskgr.network import Network
 from maskgr.models.maskgr.noise import Noise, draw_noise
 from maskgr.models.maskgr.objective import masked_rows, negative_elbo
-from maskgr.nn.layout import Layout
+from maskgr.nn.transformer import Layout
 from tests.decoding.toy import index
 
 DIGITS = torch.tensor([[2, 0], [1, 2]])
@@ -78,7 +78,7 @@ def nats(
     codes: Tensor,
     layout: Layout,
     noise: Noise,
-    catalogue: Catalogue | None = None,
+    catalogue: CodeIndex | None = None,
 ) -> Tensor:
     """The negative ELBO of a network that reads no text, so it does not need item numbers."""
     numbers = torch.zeros(len(codes), dtype=torch.int64)

@@ -36,6 +36,10 @@ class MaskGRConfig:
     def __post_init__(self) -> None:
         if self.neighbours < 0:
             raise RequestError(f"neighbours is {self.neighbours}; use 0 or more")
+        if self.repeat_bias and self.loss != "softmax":
+            raise RequestError(
+                f"repeat_bias goes with loss=softmax, not with {self.loss}; leave one out"
+            )
         if not 0 < self.denoiser_share < 1:
             raise RequestError(
                 f"denoiser_share is {self.denoiser_share}; use a share above 0 and below 1"

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maskgr.nn.layout import Layout
 from maskgr.nn.transformer import (
     Dropout,
+    Layout,
     TransformerConfig,
     causal_mask,
     init_near_identity,

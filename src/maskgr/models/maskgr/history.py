@@ -18,8 +18,7 @@ from torch import Tensor
 
 from maskgr.data.sequences import Sequences
 from maskgr.models.maskgr.network import Network
-from maskgr.nn.layout import Layout
-from maskgr.nn.transformer import Tap
+from maskgr.nn.transformer import Layout, Tap
 
 Cache = Literal["off", "frozen"]
 TOKENS = 65_536  # that go through the network at once

@@ -25,27 +25,35 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig
-from maskgr.decoding.joint import Filters, beam_search, pair_energies, sample_items
-from maskgr.decoding.matching import CodeIndex
+from maskgr.decoding.joint import beam_search, sample_items
+from maskgr.decoding.matching import CodeIndex, pair_energies
 from maskgr.decoding.orders import fixed_priorities, history_seeds
 from maskgr.decoding.schedule import schedule
 from maskgr.devices import pick_device
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
-from maskgr.models.base import TrainConfig
+from maskgr.models.base import TrainConfig, query_filters
 from maskgr.models.maskgr.bias import USERS, Bias, choose_bias
 from maskgr.models.maskgr.config import MaskGRConfig
 from maskgr.models.maskgr.denoiser import Denoiser, HistoryMemory
 from maskgr.models.maskgr.noise import mask_last_item, stratified_levels
 from maskgr.models.maskgr.paper import semantic_ids
 from maskgr.models.neighbours import Neighbours
-from maskgr.models.sasrec import SASRec, SASRecConfig, earlier_items, portions, without_last
-from maskgr.nn.scoring import best_items, pairs
+from maskgr.models.sasrec import (
+    SASRec,
+    SASRecConfig,
+    earlier_items,
+    item_text,
+    portions,
+    without_last,
+)
+from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import Bonus
 from maskgr.nn.transformer import TransformerConfig
 from maskgr.nn.weights import load_weights, save_weights
 from maskgr.sids.config import QuantizerConfig, SidsConfig
+from maskgr.sids.item_text import ItemText
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.batches import by_length
 from maskgr.training.fit import Batch, FitConfig, Trainable, fit
@@ -167,18 +175,19 @@ class MaskGR(Trainable):
         sids: SemanticIds | None = None,
     ) -> Self:
         own: MaskGRConfig = config.model
-        given = sids is not None
-        sids = semantic_ids(data, config, work, sids)
+        text = item_text(data, own.sids.encoder, config.device, work)
         first, second = _shares(config.fit, own.denoiser_share)
         torch.manual_seed(config.seed)
         counts = np.bincount(split.train.values, minlength=len(data.items))
-        embeddings = torch.from_numpy(sids.embeddings) if own.text else None
+        embeddings = torch.from_numpy(text.embeddings) if own.text else None
         history = SASRec(_history_config(own), counts, embeddings, config.history_limit)
         limits = {"history_limit": config.history_limit, "seed": config.seed}
         fit(history, split, first, work.stage("history"), **limits, label="history")
         history.eval()
-        if not given:
-            sids = _learned_ids(history, split, config, work, sids)
+        if sids is None:
+            sids = _learned_ids(data, history, split, text, config, work)
+        else:
+            sids = semantic_ids(data, config, work, sids)
         neighbours = None
         if own.neighbours:
             neighbours = Neighbours.count(split.train, len(data.items), own.neighbours)
@@ -265,7 +274,7 @@ class MaskGR(Trainable):
             counts,
             decoding.beams,
             priorities=fixed_priorities(decoding.order, seeds, self.levels),
-            filters=self._filters(query),
+            filters=query_filters(query, self.device),
             trace=trace,
         )
         items, scores = _extended(found.items, found.scores, *one_step)
@@ -276,17 +285,10 @@ class MaskGR(Trainable):
             own.first(),
             own.table,
             query.top,
-            allowed=self._filters(query).allowed,
+            allowed=query_filters(query, self.device).allowed,
             excluded=query.excluded,
             bonus=own.bonus,
         )
-
-    def _filters(self, query: Query) -> Filters:
-        allowed = None
-        if query.allowed is not None and not query.allowed.all():
-            allowed = torch.from_numpy(query.allowed).to(self.device)
-        banned = None if query.excluded is None else pairs(query.excluded, self.device)
-        return Filters(allowed, banned)
 
     @torch.no_grad()
     def sample(
@@ -303,7 +305,7 @@ class MaskGR(Trainable):
                 query.top,
                 steps=steps or self.levels,
                 temperature=temperature,
-                filters=self._filters(part),
+                filters=query_filters(part, self.device),
                 generator=generator,
             )
             drawn[rows] = found.cpu().numpy()
@@ -318,7 +320,8 @@ class MaskGR(Trainable):
                 "this maskgr was trained without text and knows nothing of new items; train one "
                 "with text=true"
             )
-        sids = self.sids.encode_new(items, embeddings=embeddings)
+        device = self.device.type
+        sids = self.sids.encode_new(items, embeddings=embeddings, device=device)
         history = self.history.grown(torch.from_numpy(sids.embeddings))
         neighbours = None if self.neighbours is None else self.neighbours.with_items(items, None)
         model = MaskGR(self.config, sids, history, neighbours, self.bias)
@@ -399,18 +402,28 @@ def _history_config(own: MaskGRConfig) -> SASRecConfig:
 
 
 def _learned_ids(
-    history: SASRec, split: Split, config: TrainConfig, work: Workspace, sids: SemanticIds
+    data: Dataset,
+    history: SASRec,
+    split: Split,
+    text: ItemText,
+    config: TrainConfig,
+    work: Workspace,
 ) -> SemanticIds:
     """Semantic IDs made of what the SASRec learned about the items."""
 
     def make(folder: Path) -> None:
-        vectors = score_space(history, split, config)
-        remade = sids.remade(
-            vectors, config.model.sids.quantizer, seed=config.seed, progress=work.progress
+        sids = SemanticIds.from_learned(
+            data.items,
+            score_space(history, split, config),
+            text,
+            config.model.sids,
+            seed=config.seed,
+            device=config.device,
+            progress=work.progress,
         )
-        remade.save(folder)
+        sids.save(folder)
 
-    return SemanticIds.load(work.once("learned-sids", make))
+    return SemanticIds.load(work.once("sids", make))
 
 
 @torch.no_grad()

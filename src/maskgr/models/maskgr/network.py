@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from maskgr.models.maskgr.config import DenseConfig, NetworkConfig
 from maskgr.models.maskgr.dense import DenseHead, TextInput
-from maskgr.nn.layout import Layout
-from maskgr.nn.transformer import Dropout, Encoder, Memory, Tap, isolated_mask
+from maskgr.nn.transformer import Dropout, Encoder, Layout, Memory, Tap, isolated_mask
 
 
 class Denoised(NamedTuple):

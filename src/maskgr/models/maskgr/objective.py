@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maskgr.decoding.catalogue import Catalogue
+from maskgr.decoding.matching import CodeIndex, Filters, Remaining
 from maskgr.models.maskgr.network import Denoised, Network
 from maskgr.models.maskgr.noise import Noise
-from maskgr.nn.layout import Layout
+from maskgr.nn.transformer import Layout
 
 
 def masked_rows(masked: Tensor, n_levels: int) -> tuple[Tensor, list[int]]:
@@ -27,18 +27,21 @@ def negative_elbo(
     layout: Layout,
     noise: Noise,
     numbers: Tensor,
-    catalogue: Catalogue | None = None,
+    index: CodeIndex | None = None,
 ) -> tuple[Tensor, Denoised]:
     """() sum over masked tokens of -log p(token | masked sequence) / noise level, in nats, and the
     hidden states that it was computed from.
 
     `codes` (items, levels) and `numbers` (items,) are the items of all sequences, in the layout's
-    order. With a `catalogue` a digit's softmax runs over the codes that some item with the revealed
+    order. With an `index` a digit's softmax runs over the codes that some item with the revealed
     digits has.
     """
     rows, counts = masked_rows(noise.masked, network.n_levels)
     denoised = network.denoise(codes, noise.masked, layout, rows, numbers)
-    revealed = ~noise.masked.view_as(codes)
+    remaining = None
+    if index is not None:
+        users = torch.zeros_like(codes[:, 0])
+        remaining = Remaining(index, Filters(), users, codes, ~noise.masked.view_as(codes))
     parts = zip(
         torch.split(denoised.digits, counts),
         torch.split(rows // network.n_levels, counts),
@@ -47,7 +50,7 @@ def negative_elbo(
     scores = []
     for level, (hidden, items) in enumerate(parts):
         true = codes[items]  # (rows of the level, levels)
-        allowed = catalogue.allowed(level, true, revealed[items]) if catalogue else None
+        allowed = None if remaining is None else remaining.allowed(level)[items]
         log_probs = network.log_probs(hidden, level, allowed)  # (rows of the level, codes)
         scores.append(log_probs.gather(1, true[:, level, None]).squeeze(1))
     return -(torch.cat(scores) / noise.levels[rows]).sum(), denoised

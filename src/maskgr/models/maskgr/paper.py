@@ -18,24 +18,24 @@ from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split
 from maskgr.decoding.beams import Step
-from maskgr.decoding.catalogue import Catalogue
 from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.decoding.decoder import Decoder, Ranking, Search
+from maskgr.decoding.matching import CodeIndex
 from maskgr.decoding.orders import history_seeds
 from maskgr.decoding.sampling import sample
 from maskgr.devices import pick_device
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
-from maskgr.models.base import TrainConfig
+from maskgr.models.base import TrainConfig, query_filters
 from maskgr.models.maskgr.config import NetworkConfig, PaperConfig
 from maskgr.models.maskgr.history import Histories
 from maskgr.models.maskgr.network import Network
 from maskgr.models.maskgr.noise import Noise, draw_noise, mask_last_item, stratified_levels
 from maskgr.models.maskgr.objective import negative_elbo
-from maskgr.nn.layout import Layout
-from maskgr.nn.scoring import best_items, padded
+from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import catalogue_cross_entropy, log_normaliser
+from maskgr.nn.transformer import Layout
 from maskgr.nn.weights import load_weights, save_weights
 from maskgr.sids.config import QuantizerConfig, SidsConfig
 from maskgr.sids.semantic_ids import SemanticIds
@@ -75,7 +75,7 @@ class PaperMaskGR(Trainable):
     def __init__(
         self, config: TrainConfig, sids: SemanticIds, counts: npt.NDArray[np.int64]
     ) -> None:
-        """`counts` (items,): training events of each item, -1 if it was added after training."""
+        """`counts` (items,): training events of each item; they rank items that share an ID."""
         super().__init__()
         own: PaperConfig = config.model
         self.config, self.own, self.sids, self.counts = config, own, sids, counts
@@ -97,16 +97,8 @@ class PaperMaskGR(Trainable):
         return self.codes.device
 
     @cached_property
-    def catalogue(self) -> Catalogue:
-        return Catalogue(self.sids.digits, self.sids.codebook_sizes).to(self.device)
-
-    @cached_property
-    def _trained_catalogue(self) -> Catalogue:
-        """The items that the likelihood ran over in training."""
-        trained = self.counts >= 0
-        if trained.all():
-            return self.catalogue
-        return self.catalogue.restrict(torch.from_numpy(trained).to(self.device))
+    def index(self) -> CodeIndex:
+        return CodeIndex(self.codes, self.sids.codebook_sizes)
 
     # Training
 
@@ -124,9 +116,9 @@ class PaperMaskGR(Trainable):
         """() equation 3 summed over the batch, and the dense head's cross-entropy."""
         layout = Layout.of((sequences.lengths * self.levels).tolist(), self.device)
         numbers = torch.from_numpy(sequences.values).to(self.device).long()
-        catalogue = self.catalogue if self.own.objective.catalogue_aware else None
+        index = self.index if self.own.objective.catalogue_aware else None
         loss, denoised = negative_elbo(
-            self.network, self.codes[numbers], layout, noise.to(self.device), numbers, catalogue
+            self.network, self.codes[numbers], layout, noise.to(self.device), numbers, index
         )
         if denoised.queries is None or denoised.predicted is None or not self.training:
             return loss
@@ -286,7 +278,7 @@ class PaperMaskGR(Trainable):
             own,
             min(top, available),
             self._how(decoding),
-            **self._filters(decoder, query),
+            **self._request(query),
             trace=trace,
         )
         missing = top - found.items.shape[1]
@@ -302,39 +294,23 @@ class PaperMaskGR(Trainable):
     def _how(self, decoding: DecodingConfig, items: int = 1) -> Search:
         return Search(decoding.beams, decoding.order, decoding.steps or items * self.levels)
 
-    def _filters(self, decoder: Decoder, query: Query) -> dict[str, Any]:
-        excluded = None
-        if query.excluded is not None:
-            excluded = decoder.catalogue.exclusions(padded(query.excluded, self.device))
-        allowed = None
-        if query.allowed is not None:
-            allowed = torch.from_numpy(query.allowed).to(self.device)
+    def _request(self, query: Query) -> dict[str, Any]:
+        """What a search needs to know of a query beside its histories."""
         seeds = history_seeds(query.histories, self.config.seed)
-        return {"excluded": excluded, "allowed": allowed, "seeds": seeds}
+        return {"filters": query_filters(query, self.device), "seeds": seeds}
 
     def _decoder(self, constrained: bool) -> Decoder:
-        """Kept from request to request, with the indexes that it builds."""
-        if constrained not in self._decoders:
-            aware = self.own.objective.catalogue_aware and constrained
-            self._decoders[constrained] = Decoder(
-                self.catalogue,
-                constrained=constrained,
-                renormalise=self._trained_catalogue if aware else None,
-                priority=torch.from_numpy(self.counts),
-            )
-        return self._decoders[constrained]
-
-    @cached_property
-    def _decoders(self) -> dict[bool, Decoder]:
-        return {}
+        return Decoder(
+            self.index,
+            constrained=constrained,
+            renormalise=self.own.objective.catalogue_aware and constrained,
+            priority=torch.from_numpy(self.counts),
+        )
 
     def _dense(self, own: Histories, query: Query) -> tuple[Tensor, Tensor]:
         """Nearest items to the predicted embedding."""
         assert self.network.head is not None
-        allowed = None
-        if query.allowed is not None:
-            allowed = torch.from_numpy(query.allowed).to(self.device)
-        table = self.network.head.table
+        allowed, table = query_filters(query, self.device).allowed, self.network.head.table
         return best_items(own.queries(), table, query.top, allowed=allowed, excluded=query.excluded)
 
     def _by_dense_score(self, own: Histories, items: Tensor, beams: int) -> tuple[Tensor, Tensor]:
@@ -361,7 +337,7 @@ class PaperMaskGR(Trainable):
                 self._histories(part, decoding, items),
                 query.top,
                 self._how(decoding, items),
-                **self._filters(decoder, part),
+                **self._request(part),
                 repeats=repeats,
             )
             sets[rows], scores[rows] = found.items.cpu().numpy(), found.scores.cpu().numpy()
@@ -373,17 +349,16 @@ class PaperMaskGR(Trainable):
         self.eval()
         drawn = np.full((len(query.histories), query.top), -1, dtype=np.int64)
         generator = torch.Generator(self.device).manual_seed(seed)
-        decoder = self._decoder(True)
         for rows in self._portions(query.histories.last(self.config.history_limit)):
             part = query.select(rows)
             found = sample(
                 self._histories(part, self.decoding()),
-                decoder.catalogue,
+                self.index,
                 count=query.top,
                 steps=steps or self.levels,
                 temperature=temperature,
                 generator=generator,
-                excluded=self._filters(decoder, part)["excluded"],
+                filters=query_filters(part, self.device),
             )
             drawn[rows] = found.items[:, :, 0].cpu().numpy()
         return drawn
@@ -392,8 +367,8 @@ class PaperMaskGR(Trainable):
 
     def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> PaperMaskGR:
         """New items get semantic IDs from the fitted codebooks; nothing is trained again."""
-        sids = self.sids.encode_new(items, embeddings=embeddings)
-        counts = np.concatenate([self.counts, np.full(len(items), -1)])
+        sids = self.sids.encode_new(items, embeddings=embeddings, device=self.device.type)
+        counts = np.concatenate([self.counts, np.zeros(len(items), dtype=np.int64)])
         model = PaperMaskGR(self.config, sids, counts)
         model.load_state_dict(self.state_dict())
         return model.to(self.device).eval()
