@@ -134,3 +134,10 @@ def test_new_items_are_recommended_without_training() -> None:
         rec.add_items(pl.DataFrame({"item_id": ["a", "g"]}))
     with pytest.raises(DataError, match="the new items have no column item_id"):
         rec.add_items(pl.DataFrame({"id": ["g"]}))
+
+
+@pytest.mark.parametrize("name", ["popularity", "neighbours", "sasrec"])
+def test_raises_when_a_model_has_no_use_for_semantic_ids(name: str) -> None:
+    sids = object()
+    with pytest.raises(RequestError, match=f"{name} has no use for semantic IDs; leave --sids out"):
+        Recommender.train(dataset(), model=name, sids=sids)  # type: ignore[arg-type]

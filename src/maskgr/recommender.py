@@ -34,6 +34,7 @@ from maskgr.models.base import (
     PlansSessions,
     Samples,
     TrainConfig,
+    Training,
     model_class,
     require,
     train_config,
@@ -111,6 +112,9 @@ class Recommender:
             raise RequestError(
                 "processes that train together need one folder for all of them; give run=…"
             )
+        kind = model_class(config.name)
+        if sids is not None and not kind.uses_sids:
+            raise RequestError(f"{config.name} has no use for semantic IDs; leave --sids out")
         split = leave_out(data.histories, config.leave_out)
         split = replace(split, train=sparsify(split.train, config.sparsify, config.seed))
         with contextlib.ExitStack() as stack:
@@ -118,7 +122,7 @@ class Recommender:
             work = stack.enter_context(
                 workspace(folder, device=config.device, resume=resume, progress=progress)
             )
-            trained = model_class(config.name).learn(data, split, config, work, sids)
+            trained = kind.learn(Training(data, split, config, work, sids))
         return cls(
             model=trained,
             items=data.items,

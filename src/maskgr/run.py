@@ -60,7 +60,7 @@ def start_run(
 
 
 def require_fresh(out: Path) -> None:
-    """Nothing that took long to make is overwritten, and nothing that is no run."""
+    """Raises if `out` holds a training, or anything that is no run folder."""
     require_fresh_training(out / TRAINING)
     known = {TRAINING, RECOMMENDER}
     if out.exists() and (not out.is_dir() or any(p.name not in known for p in out.iterdir())):
@@ -70,7 +70,7 @@ def require_fresh(out: Path) -> None:
 def require_same(
     out: Path, dataset: Dataset, config: TrainConfig, sids: SemanticIds | None = None
 ) -> None:
-    """Going on with something else would silently be neither the old run nor a new one."""
+    """Raises if the run was started with other data, settings or semantic IDs."""
     file, about = out / TRAINING / "run.json", _about(dataset, config, sids)
     try:
         before = json.loads(file.read_text(encoding="utf-8"))

@@ -82,3 +82,13 @@ def _changed(config: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
         inner = {path[1:]: value for path, value in changes.items() if path[0] == name}
         values[name] = inner[()] if () in inner else _changed(getattr(config, name), inner)
     return replace(config, **values)
+
+
+def require_choice(key: str, value: object, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise RequestError(f"{key} is {value!r}; choose one of {', '.join(get_args(choices))}")
+
+
+def require_at_least(key: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise RequestError(f"{key} is {value!r}; give a whole number from {least} up")

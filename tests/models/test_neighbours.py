@@ -14,7 +14,7 @@ from maskgr.data.splits import leave_out
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.ranking import Query
 from maskgr.models import neighbours
-from maskgr.models.base import train_config
+from maskgr.models.base import Training, train_config
 from maskgr.models.neighbours import FLOOR, RECENT, SPAN, Neighbours, NeighboursConfig
 from tests.models.tiny import shop, workspace
 
@@ -130,11 +130,9 @@ def test_new_items_have_no_neighbours_and_are_none() -> None:
 def test_learns_from_training_sequences(tmp_path: Path) -> None:
     data = shop()
     split, config = leave_out(data.histories), train_config(model="neighbours")
-    table = Neighbours.learn(data, split, config, workspace(tmp_path))
+    table = Neighbours.learn(Training(data, split, config, workspace(tmp_path)))
     expected = Neighbours.count(split.train, len(data.items), config.model.most)
     assert np.array_equal(table.items, expected.items)
-    with pytest.raises(RequestError, match="no use for semantic IDs"):
-        Neighbours.learn(data, split, config, workspace(tmp_path), object())  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="most is 0; keep 1 neighbour of an item or more"):
         NeighboursConfig(most=0)
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out
-from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query
 from maskgr.models import popularity
-from maskgr.models.base import train_config
+from maskgr.models.base import Training, train_config
 from maskgr.models.popularity import Popularity
 from tests.models.tiny import shop, workspace
 
@@ -64,9 +63,7 @@ def test_new_items_rank_last() -> None:
 def test_counts_training_events_and_keeps_them(tmp_path: Path) -> None:
     data = shop()
     split, config = leave_out(data.histories), train_config(model="popularity")
-    model = Popularity.learn(data, split, config, workspace(tmp_path))
+    model = Popularity.learn(Training(data, split, config, workspace(tmp_path)))
     assert model.counts.tolist() == [(split.train.values == n).sum() for n in range(14)]
     model.save(tmp_path)
     assert np.array_equal(Popularity.load(tmp_path, config).counts, model.counts)
-    with pytest.raises(RequestError, match="no use for semantic IDs"):
-        Popularity.learn(data, split, config, workspace(tmp_path), object())  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from maskgr.data.splits import leave_out
 from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query
 from maskgr.models import sasrec
-from maskgr.models.base import TrainConfig
+from maskgr.models.base import TrainConfig, Training
 from maskgr.models.sasrec import (
     NegativeBatch,
     SASRec,
@@ -309,15 +309,8 @@ def test_learns_which_item_comes_next(loss: str, text: bool, tmp_path: Path) -> 
         FitConfig(steps=80, token_budget=200, learning_rate=1e-2, ema=0.9, validations=2),
         device="cpu",
     )
-    learned = SASRec.learn(data, split, config, workspace(tmp_path))
+    learned = SASRec.learn(Training(data, split, config, workspace(tmp_path)))
     assert not learned.training
     ranked = learned.rank(Query(split.test.histories, 3)).items
     found = (ranked == split.test.targets).any(1).mean()
     assert found > 0.6  # three of fourteen items by chance: 0.21
-
-
-def test_raises_when_given_semantic_ids(tmp_path: Path) -> None:
-    data = shop()
-    config = TrainConfig("sasrec", SASRecConfig(NETWORK), FitConfig(), device="cpu")
-    with pytest.raises(RequestError, match="no use for semantic IDs; leave --sids out"):
-        SASRec.learn(data, leave_out(data.histories), config, workspace(tmp_path), object())  # type: ignore[arg-type]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from maskgr.errors import RequestError
+from maskgr.settings import require_at_least, require_choice
 
 Retrieval = Literal["auto", "generative", "dense", "unified"]
 Order = Literal["random", "greedy", "left-to-right"]
@@ -32,20 +32,8 @@ class DecodingConfig:
     """Search only digits that some item of the catalogue has."""
 
     def __post_init__(self) -> None:
-        _require_choice("retrieval", self.retrieval, Retrieval)
-        _require_choice("order", self.order, Order)
-        _require_choice("cache", self.cache, Cache)
-        _require_at_least("steps", self.steps, 0)
-        _require_at_least("beams", self.beams, 1)
-
-
-def _require_choice(key: str, value: object, choices: Any) -> None:
-    if value not in get_args(choices):
-        raise RequestError(
-            f"decoding.{key} is {value!r}; choose one of {', '.join(get_args(choices))}"
-        )
-
-
-def _require_at_least(key: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        raise RequestError(f"decoding.{key} is {value!r}; give a whole number from {least} up")
+        require_choice("decoding.retrieval", self.retrieval, Retrieval)
+        require_choice("decoding.order", self.order, Order)
+        require_choice("decoding.cache", self.cache, Cache)
+        require_at_least("decoding.steps", self.steps, 0)
+        require_at_least("decoding.beams", self.beams, 1)

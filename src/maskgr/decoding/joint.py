@@ -22,7 +22,7 @@ from torch import Tensor
 
 from maskgr.decoding.beams import Step
 from maskgr.decoding.denoiser import best_first, distinct, ranks
-from maskgr.decoding.matching import CodeIndex, Filters, Matches, pair_energies
+from maskgr.decoding.matching import CodeIndex, Filters, Matches, log_sums, pair_energies
 from maskgr.decoding.orders import choose, gaps
 from maskgr.nn.softmax import Bonus
 
@@ -183,7 +183,7 @@ class _Search:
         sizes = [len(beams.user), *(size + 1 for size in self.index.sizes)]
         group, example = distinct([owners, *shown.unbind(1)], sizes)
         parent = owners[example]
-        scores = beams.scores[parent] + _log_sums(group, log_probs, len(example))
+        scores = beams.scores[parent] + log_sums(group, log_probs, len(example))
         picked = self._select(beams.user[parent], scores)
         parent, scores = parent[picked], scores[picked]
         codes = torch.where(
@@ -238,7 +238,7 @@ class _Search:
         energies = pair_energies(queries, self.denoiser.table, owners, items)
         if self.denoiser.bonus is not None:
             energies += self.denoiser.bonus.at(beams.user[owners], items)
-        return energies - _log_sums(owners, energies, len(queries))[owners]
+        return energies - log_sums(owners, energies, len(queries))[owners]
 
     def _choose(self, beams: _Beams, log_probs: Tensor, count: int) -> Tensor:
         """(rows, levels) the digits that this step reveals."""
@@ -292,12 +292,6 @@ def catalogue_energies(denoiser: EnergyDenoiser, users: Tensor, queries: Tensor)
         place = (bonus.rows[here] - users[0], bonus.items[here])
         energies.index_put_(place, bonus.values[here].to(energies), accumulate=True)
     return energies
-
-
-def _log_sums(owners: Tensor, logs: Tensor, count: int) -> Tensor:
-    """(count,) the log of the sum of exp(`logs`) (rows,) of each of the `owners` (rows,)."""
-    top = logs.new_full((count,), -torch.inf).scatter_reduce_(0, owners, logs, "amax")
-    return top + torch.zeros_like(top).index_add_(0, owners, (logs - top[owners]).exp()).log()
 
 
 def _among(users: Tensor, rows: Tensor) -> Tensor:

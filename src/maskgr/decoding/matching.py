@@ -188,3 +188,11 @@ def pair_energies(queries: Tensor, table: Tensor, rows: Tensor, items: Tensor) -
     pairs = zip(torch.split(rows, size), torch.split(items, size), strict=True)
     parts = [(queries[r].float() * table[i].float()).sum(1) for r, i in pairs]
     return torch.cat(parts) if parts else queries.new_empty(0)
+
+
+def log_sums(owners: Tensor, logs: Tensor, count: int) -> Tensor:
+    """(count,) log of the sum of exp(logs) over the pairs of each owner; -inf where it has none."""
+    fixed = logs.detach()
+    top = fixed.new_full((count,), -torch.inf).scatter_reduce(0, owners, fixed, "amax")
+    sums = torch.zeros_like(top).index_add(0, owners, (logs - top[owners]).exp())
+    return top + sums.log()

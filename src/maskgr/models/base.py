@@ -36,7 +36,7 @@ from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.nn.scoring import pairs
 from maskgr.settings import apply_settings
 from maskgr.sids.semantic_ids import SemanticIds
-from maskgr.training.fit import FitConfig
+from maskgr.training.fit import FitConfig, Trainable, fit
 from maskgr.training.workspace import Workspace
 
 T = TypeVar("T")
@@ -100,6 +100,41 @@ def from_dict(kind: type[Any], values: Mapping[str, Any]) -> Any:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
 
 
+@dataclass(frozen=True)
+class Training:
+    """Everything that a model learns from."""
+
+    data: Dataset
+    split: Split  # a sequence a user to learn from, and questions to validate on
+    config: TrainConfig
+    work: Workspace
+    sids: SemanticIds | None = None  # ready-made, for the models that use them
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """(items,) training events of each item."""
+        return np.bincount(self.split.train.values, minlength=len(self.data.items))
+
+    def fit(
+        self,
+        network: Trainable,
+        fit_config: FitConfig | None = None,
+        *,
+        work: Workspace | None = None,
+        label: str = "training",
+    ) -> None:
+        """Trains a network as the configuration says, or as `fit_config` does."""
+        fit(
+            network,
+            self.split,
+            fit_config or self.config.fit,
+            work or self.work,
+            history_limit=self.config.history_limit,
+            seed=self.config.seed,
+            label=label,
+        )
+
+
 @runtime_checkable
 class Model(Protocol):
     """Speaks of items by number; `maskgr.recommender.Recommender` translates."""
@@ -109,21 +144,10 @@ class Model(Protocol):
     Config: ClassVar[type[Any]]
     presets: ClassVar[Mapping[str, TrainConfig]]
     supports_ddp: ClassVar[bool]  # whether several processes can train it together
+    uses_sids: ClassVar[bool]  # whether it can be given semantic IDs
 
     @classmethod
-    def learn(
-        cls,
-        data: Dataset,
-        split: Split,
-        config: TrainConfig,
-        work: Workspace,
-        sids: SemanticIds | None = None,
-    ) -> Self:
-        """Learns from `split.train` (a sequence a user) and may validate on `split.validation`.
-
-        `sids`: ready-made semantic IDs, for the models that use them.
-        """
-        ...
+    def learn(cls, training: Training) -> Self: ...
 
     def rank(self, query: Query) -> Ranked:
         """The best items of each user, in the model's own way."""

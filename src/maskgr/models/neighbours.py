@@ -17,15 +17,11 @@ import polars as pl
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Split
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.ranking import Query, Ranked
-from maskgr.models.base import TrainConfig
-from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.models.base import TrainConfig, Training
 from maskgr.training.fit import FitConfig
-from maskgr.training.workspace import Workspace
 
 SPAN = 3  # places after an item that count as following it, each half as much as the one before
 RECENT = 5  # items at a history's end that are asked, each half as much as the one after it
@@ -55,6 +51,7 @@ class Neighbours:
     needs: ClassVar = "nothing"
     Config: ClassVar[type[Any]] = NeighboursConfig
     supports_ddp: ClassVar = False
+    uses_sids: ClassVar = False
     presets: ClassVar[Mapping[str, TrainConfig]] = {
         "cpu": TrainConfig("neighbours", NeighboursConfig(), FitConfig())
     }
@@ -129,17 +126,9 @@ class Neighbours:
         return Ranked(items, scores)
 
     @classmethod
-    def learn(
-        cls,
-        data: Dataset,
-        split: Split,
-        config: TrainConfig,
-        work: Workspace,
-        sids: SemanticIds | None = None,
-    ) -> Self:
-        if sids is not None:
-            raise RequestError("neighbours has no use for semantic IDs; leave --sids out")
-        return cls.count(split.train, len(data.items), config.model.most)
+    def learn(cls, training: Training) -> Self:
+        most = training.config.model.most
+        return cls.count(training.split.train, len(training.data.items), most)
 
     def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> Neighbours:
         """New items, which followed nothing yet."""

@@ -12,15 +12,10 @@ import numpy.typing as npt
 import polars as pl
 from safetensors.numpy import load_file, save_file
 
-from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Split
-from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query, Ranked
-from maskgr.models.base import TrainConfig
-from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.models.base import TrainConfig, Training
 from maskgr.training.fit import FitConfig
-from maskgr.training.workspace import Workspace
 
 CHUNK = 4096  # users at once, so that memory does not grow with their number
 
@@ -36,23 +31,15 @@ class Popularity:
     needs: ClassVar = "nothing"
     Config: ClassVar[type[Any]] = PopularityConfig
     supports_ddp: ClassVar = False
+    uses_sids: ClassVar = False
     presets: ClassVar[Mapping[str, TrainConfig]] = {
         "cpu": TrainConfig("popularity", PopularityConfig(), FitConfig())
     }
     counts: npt.NDArray[np.int64]  # (items,) training events
 
     @classmethod
-    def learn(
-        cls,
-        data: Dataset,
-        split: Split,
-        config: TrainConfig,
-        work: Workspace,
-        sids: SemanticIds | None = None,
-    ) -> Self:
-        if sids is not None:
-            raise RequestError("popularity has no use for semantic IDs; leave --sids out")
-        return cls(np.bincount(split.train.values, minlength=len(data.items)).astype(np.int64))
+    def learn(cls, training: Training) -> Self:
+        return cls(training.counts)
 
     def rank(self, query: Query) -> Ranked:
         order = np.argsort(-self.counts, kind="stable")  # ties: the earlier item of the catalogue

@@ -19,14 +19,13 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Holdout, Split
+from maskgr.data.splits import Holdout
 from maskgr.devices import pick_device
 from maskgr.errors import RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
-from maskgr.models.base import TrainConfig
+from maskgr.models.base import TrainConfig, Training
 from maskgr.nn.item_vectors import ItemVectors
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import (
@@ -40,9 +39,7 @@ from maskgr.nn.transformer import Dropout, Encoder, Layout, TransformerConfig, c
 from maskgr.nn.weights import load_weights, save_weights
 from maskgr.sids.config import EncoderConfig
 from maskgr.sids.item_text import ItemText
-from maskgr.sids.semantic_ids import SemanticIds
-from maskgr.training.fit import Batch, FitConfig, Trainable, fit
-from maskgr.training.workspace import Workspace
+from maskgr.training.fit import Batch, FitConfig, Trainable
 
 RANK_TOKENS = 16_384  # items of the histories that are encoded at once
 WEIGHTS = "network.safetensors"
@@ -93,6 +90,7 @@ class SASRec(Trainable):
     needs: ClassVar = "nothing; item text where text=true"
     Config: ClassVar[type[Any]] = SASRecConfig
     supports_ddp: ClassVar = True
+    uses_sids: ClassVar = False
     presets: ClassVar[Mapping[str, TrainConfig]]
 
     def __init__(
@@ -249,26 +247,14 @@ class SASRec(Trainable):
         return hidden.index_select(0, (ends - 1).to(self.device))
 
     @classmethod
-    def learn(
-        cls,
-        data: Dataset,
-        split: Split,
-        config: TrainConfig,
-        work: Workspace,
-        sids: SemanticIds | None = None,
-    ) -> Self:
-        if sids is not None:
-            raise RequestError("sasrec has no use for semantic IDs; leave --sids out")
-        own: SASRecConfig = config.model
-        text = None
-        if own.text:
-            text = item_text(data, own.encoder, config.device, work)
-        torch.manual_seed(config.seed)
-        counts = np.bincount(split.train.values, minlength=len(data.items))
+    def learn(cls, training: Training) -> Self:
+        own: SASRecConfig = training.config.model
+        text = item_text(training, own.encoder) if own.text else None
+        torch.manual_seed(training.config.seed)
         embeddings = None if text is None else torch.from_numpy(text.embeddings)
-        model = cls(own, counts, embeddings, config.history_limit)
+        model = cls(own, training.counts, embeddings, training.config.history_limit)
         model.text = text
-        fit(model, split, config.fit, work, history_limit=config.history_limit, seed=config.seed)
+        training.fit(model)
         return model.eval()
 
     def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> SASRec:
@@ -310,11 +296,12 @@ class SASRec(Trainable):
         return model.to(pick_device(config.device)).eval()
 
 
-def item_text(data: Dataset, encoder: EncoderConfig, device: str, work: Workspace) -> ItemText:
+def item_text(training: Training, encoder: EncoderConfig) -> ItemText:
     """The texts' embeddings, made by one process and kept in the run."""
+    work, device = training.work, training.config.device
 
     def make(folder: Path) -> None:
-        ItemText.make(data, encoder, device=device, progress=work.progress).save(folder)
+        ItemText.make(training.data, encoder, device=device, progress=work.progress).save(folder)
 
     return ItemText.load(work.once("text", make))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from maskgr.errors import RequestError
+from maskgr.settings import require_at_least, require_choice
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizerName = Literal["residual-kmeans", "rqvae", "pq", "opq", "random", "item-id"]
@@ -36,9 +37,9 @@ class EncoderConfig:
                 f"encoder is {self.encoder!r}; give auto, wordllama, embeddings, "
                 "sentence-transformers:MODEL or huggingface:MODEL"
             )
-        _require_at_least("max_tokens", self.max_tokens, 1)
-        _require_at_least("batch_size", self.batch_size, 1)
-        _require_choice("dtype", self.dtype, Dtype)
+        require_at_least("max_tokens", self.max_tokens, 1)
+        require_at_least("batch_size", self.batch_size, 1)
+        require_choice("dtype", self.dtype, Dtype)
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,12 @@ class QuantizerConfig:
     """Optimiser steps of the RQ-VAE."""
 
     def __post_init__(self) -> None:
-        _require_choice("quantizer", self.quantizer, QuantizerName)
-        _require_at_least("levels", self.levels, 1)
-        _require_at_least("codes", self.codes, 2)
-        _require_at_least("components", self.components, 0)
-        _require_at_least("rqvae_latent", self.rqvae_latent, 1)
-        _require_at_least("rqvae_steps", self.rqvae_steps, 1)
+        require_choice("quantizer", self.quantizer, QuantizerName)
+        require_at_least("levels", self.levels, 1)
+        require_at_least("codes", self.codes, 2)
+        require_at_least("components", self.components, 0)
+        require_at_least("rqvae_latent", self.rqvae_latent, 1)
+        require_at_least("rqvae_steps", self.rqvae_steps, 1)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class SidsConfig:
     """What happens to items with equal digits (see `maskgr.sids.uniqueness`)."""
 
     def __post_init__(self) -> None:
-        _require_choice("unique", self.unique, Policy)
+        require_choice("unique", self.unique, Policy)
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,3 @@ class FitOptions:
     seed: int
     device: str
     progress: bool
-
-
-def _require_choice(key: str, value: object, choices: Any) -> None:
-    if value not in get_args(choices):
-        raise RequestError(f"{key} is {value!r}; choose one of {', '.join(get_args(choices))}")
-
-
-def _require_at_least(key: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        raise RequestError(f"{key} is {value!r}; give a whole number from {least} up")

@@ -21,7 +21,7 @@ from maskgr.decoding.config import DecodingConfig, Order
 from maskgr.decoding.orders import ORDERS
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.ranking import Query
-from maskgr.models.base import TrainConfig
+from maskgr.models.base import TrainConfig, Training
 from maskgr.models.maskgr.bias import Bias
 from maskgr.models.maskgr.config import MaskGRConfig
 from maskgr.models.maskgr.denoiser import HistoryMemory
@@ -195,7 +195,7 @@ def test_vectors_of_items_are_kept_while_the_denoiser_trains(sids: SemanticIds) 
 
 def test_semantic_ids_are_made_where_distances_are_differences_of_scores(model: MaskGR) -> None:
     split = leave_out(shop().histories)
-    vectors = score_space(model.history, split, CONFIG)
+    vectors = score_space(model.history, split.train, CONFIG)
     recent = split.train.last(LIMIT)
     with torch.no_grad():
         asked = [model.history.queries(model.history.encode(Sequences.of([h]))[0]) for h in recent]
@@ -418,7 +418,7 @@ def test_training_makes_semantic_ids_of_learned_vectors(trained: Recommender) ->
     assert not own.training
     assert all(p.grad is None for p in own.parameters())
     assert own.sids.learned is not None
-    expected = score_space(own.history, leave_out(shop().histories), CONFIG)
+    expected = score_space(own.history, leave_out(shop().histories).train, CONFIG)
     np.testing.assert_allclose(own.sids.learned.vectors, expected, atol=1e-5)
     found = own.rank(Query(HISTORIES, ITEMS)).items
     assert_lists_are_whole(found, Query(HISTORIES, ITEMS))
@@ -428,11 +428,11 @@ def test_given_semantic_ids_are_kept(sids: SemanticIds, tmp_path: Path) -> None:
     data = shop()
     split, few = leave_out(data.histories), replace(CONFIG.fit, steps=2, checkpoint_minutes=9)
     config = replace(CONFIG, fit=few)
-    own = MaskGR.learn(data, split, config, workspace(tmp_path), sids)
+    own = MaskGR.learn(Training(data, split, config, workspace(tmp_path), sids))
     assert np.array_equal(own.sids.digits, sids.digits)
     others = replace(sids, items=sids.items.with_columns(item_id=pl.lit("x")))
     with pytest.raises(ArtefactError, match="made for other items than the dataset's"):
-        MaskGR.learn(data, split, config, workspace(tmp_path / "b"), others)
+        MaskGR.learn(Training(data, split, config, workspace(tmp_path / "b"), others))
 
 
 KILLED = """

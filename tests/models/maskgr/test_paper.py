@@ -23,7 +23,7 @@ from maskgr.data.splits import Holdout, leave_out
 from maskgr.decoding.config import DecodingConfig, Order
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.ranking import Query, Ranked
-from maskgr.models.base import TrainConfig
+from maskgr.models.base import TrainConfig, Training
 from maskgr.models.maskgr.config import (
     DenseConfig,
     NetworkConfig,
@@ -138,7 +138,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(shop: Dataset, run: Path) -> PaperMaskGR:
     work = Workspace(run, World(0, 1, torch.device("cpu")))
-    return PaperMaskGR.learn(shop, leave_out(shop.histories), config(TRAINED), work)
+    return PaperMaskGR.learn(Training(shop, leave_out(shop.histories), config(TRAINED), work))
 
 
 def test_training_lowers_the_bound_and_raises_recall(shop: Dataset, trained: PaperMaskGR) -> None:
@@ -179,12 +179,12 @@ def test_given_semantic_ids_are_used_as_they_are(shop: Dataset, tmp_path: Path) 
     quick = replace(config(TRAINED), fit=replace(FIT, steps=1))
     work = Workspace(tmp_path, World(0, 1, torch.device("cpu")))
     split = leave_out(shop.histories)
-    model = PaperMaskGR.learn(shop, split, quick, work, given)
+    model = PaperMaskGR.learn(Training(shop, split, quick, work, given))
     assert np.array_equal(model.sids.digits, given.digits)
     other = replace(shop, items=shop.items.with_columns(item_id="x" + pl.col("item_id")))
     work = replace(work, run=tmp_path / "other")
     with pytest.raises(ArtefactError, match="made for other items than the dataset's"):
-        PaperMaskGR.learn(other, split, quick, work, given)
+        PaperMaskGR.learn(Training(other, split, quick, work, given))
 
 
 def exact_bound(model: PaperMaskGR, history: list[int], target: int) -> float:

@@ -20,20 +20,19 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Holdout, Split
+from maskgr.data.splits import Holdout
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig
 from maskgr.decoding.joint import beam_search, sample_items
-from maskgr.decoding.matching import CodeIndex, pair_energies
+from maskgr.decoding.matching import CodeIndex, log_sums, pair_energies
 from maskgr.decoding.orders import fixed_priorities, history_seeds
 from maskgr.decoding.schedule import schedule
 from maskgr.devices import pick_device
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
-from maskgr.models.base import TrainConfig, query_filters
+from maskgr.models.base import TrainConfig, Training, query_filters
 from maskgr.models.maskgr.bias import USERS, Bias, choose_bias
 from maskgr.models.maskgr.config import MaskGRConfig
 from maskgr.models.maskgr.denoiser import Denoiser, HistoryMemory
@@ -56,8 +55,7 @@ from maskgr.sids.config import QuantizerConfig, SidsConfig
 from maskgr.sids.item_text import ItemText
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.batches import by_length
-from maskgr.training.fit import Batch, FitConfig, Trainable, fit
-from maskgr.training.workspace import Workspace
+from maskgr.training.fit import Batch, FitConfig, Trainable
 
 WEIGHTS, BIAS = "network.safetensors", "bias.json"
 QUERY_USERS = 4096  # users whose queries say which directions of item vectors matter
@@ -84,6 +82,7 @@ class MaskGR(Trainable):
     needs: ClassVar = "item text or embeddings"
     Config: ClassVar[type[Any]] = MaskGRConfig
     supports_ddp: ClassVar = True
+    uses_sids: ClassVar = True
     presets: ClassVar[Mapping[str, TrainConfig]]
 
     def __init__(
@@ -152,12 +151,8 @@ class MaskGR(Trainable):
         energies = pair_energies(queries, table, owners, found.items)
         if bonus is not None:
             energies = energies + bonus.at(owners, found.items)
-        top = energies.detach().new_full((len(targets),), -torch.inf)
-        top = top.scatter_reduce_(0, owners, energies.detach(), "amax")
-        total = torch.zeros_like(top).index_add(0, owners, (energies - top[owners]).exp())
         true = (found.items == targets[owners]).nonzero().squeeze(1)
-        log_totals = top[rows] + total[rows].log()
-        return log_totals.sum() - energies[true].sum()
+        return log_sums(found.owners, energies, len(rows)).sum() - energies[true].sum()
 
     def validate(self, holdout: Holdout) -> dict[str, float]:
         """Digit by digit: one step does not depend on the denoiser."""
@@ -166,38 +161,29 @@ class MaskGR(Trainable):
         return {"recall@10": float(recall(found, holdout.targets, 10).mean())}
 
     @classmethod
-    def learn(
-        cls,
-        data: Dataset,
-        split: Split,
-        config: TrainConfig,
-        work: Workspace,
-        sids: SemanticIds | None = None,
-    ) -> Self:
+    def learn(cls, training: Training) -> Self:
+        config, work = training.config, training.work
         own: MaskGRConfig = config.model
-        text = item_text(data, own.sids.encoder, config.device, work)
+        text = item_text(training, own.sids.encoder)
         first, second = _shares(config.fit, own.denoiser_share)
         torch.manual_seed(config.seed)
-        counts = np.bincount(split.train.values, minlength=len(data.items))
         embeddings = torch.from_numpy(text.embeddings) if own.text else None
-        history = SASRec(_history_config(own), counts, embeddings, config.history_limit)
-        limits = {"history_limit": config.history_limit, "seed": config.seed}
-        fit(history, split, first, work.stage("history"), **limits, label="history")
+        history = SASRec(_history_config(own), training.counts, embeddings, config.history_limit)
+        training.fit(history, first, work=work.stage("history"), label="history")
         history.eval()
-        if sids is None:
-            sids = _learned_ids(data, history, split, text, config, work)
-        else:
-            sids = semantic_ids(data, config, work, sids)
+        given = training.sids is not None
+        sids = semantic_ids(training) if given else _learned_ids(training, history, text)
         neighbours = None
         if own.neighbours:
-            neighbours = Neighbours.count(split.train, len(data.items), own.neighbours)
+            n_items = len(training.data.items)
+            neighbours = Neighbours.count(training.split.train, n_items, own.neighbours)
         torch.manual_seed(config.seed)
         model = cls(config, sids, history, neighbours)
         model.denoiser.start_from(history.table(), model.codes)
-        fit(model, split, second, work, **limits, label="denoiser")
+        training.fit(model, second, label="denoiser")
         model.eval()
         if work.world.writes:
-            model.bias = model.choose_bias(split.validation.sample(USERS, config.seed))
+            model.bias = model.choose_bias(training.split.validation.sample(USERS, config.seed))
         return model
 
     def choose_bias(self, holdout: Holdout) -> Bias:
@@ -401,20 +387,14 @@ def _history_config(own: MaskGRConfig) -> SASRecConfig:
     return SASRecConfig(own.transformer, own.loss, own.negatives, own.text, own.repeat_bias)
 
 
-def _learned_ids(
-    data: Dataset,
-    history: SASRec,
-    split: Split,
-    text: ItemText,
-    config: TrainConfig,
-    work: Workspace,
-) -> SemanticIds:
+def _learned_ids(training: Training, history: SASRec, text: ItemText) -> SemanticIds:
     """Semantic IDs made of what the SASRec learned about the items."""
+    config, work = training.config, training.work
 
     def make(folder: Path) -> None:
         sids = SemanticIds.from_learned(
-            data.items,
-            score_space(history, split, config),
+            training.data.items,
+            score_space(history, training.split.train, config),
             text,
             config.model.sids,
             seed=config.seed,
@@ -427,15 +407,15 @@ def _learned_ids(
 
 
 @torch.no_grad()
-def score_space(history: SASRec, split: Split, config: TrainConfig) -> npt.NDArray[np.float32]:
+def score_space(history: SASRec, train: Sequences, config: TrainConfig) -> npt.NDArray[np.float32]:
     """(items, width) item vectors, rotated and scaled such that a squared distance is the mean
     squared difference of two items' scores.
 
     No query ever asks about much of what vectors say; digits are not to be spent on it.
     """
     rng = np.random.default_rng(config.seed)
-    users = rng.permutation(np.flatnonzero(split.train.lengths))[:QUERY_USERS]
-    histories = by_length(split.train.select(users).last(config.history_limit))
+    users = rng.permutation(np.flatnonzero(train.lengths))[:QUERY_USERS]
+    histories = by_length(train.select(users).last(config.history_limit))
     asked = []
     for rows in portions(histories, config.history_limit):
         hidden, _ = history.encode(histories.select(rows))

@@ -14,9 +14,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Holdout, Split
+from maskgr.data.splits import Holdout
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.decoding.decoder import Decoder, Ranking, Search
@@ -27,7 +26,7 @@ from maskgr.devices import pick_device
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
-from maskgr.models.base import TrainConfig, query_filters
+from maskgr.models.base import TrainConfig, Training, query_filters
 from maskgr.models.maskgr.config import NetworkConfig, PaperConfig
 from maskgr.models.maskgr.history import Histories
 from maskgr.models.maskgr.network import Network
@@ -40,8 +39,7 @@ from maskgr.nn.weights import load_weights, save_weights
 from maskgr.sids.config import QuantizerConfig, SidsConfig
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.batches import by_length
-from maskgr.training.fit import Batch, FitConfig, Trainable, fit
-from maskgr.training.workspace import Workspace
+from maskgr.training.fit import Batch, FitConfig, Trainable
 
 RANK_TOKENS = 65_536  # tokens of the histories that are encoded at once
 WEIGHTS, COUNTS = "network.safetensors", "counts.npy"
@@ -69,6 +67,7 @@ class PaperMaskGR(Trainable):
     needs: ClassVar = "item text or embeddings"
     Config: ClassVar[type[Any]] = PaperConfig
     supports_ddp: ClassVar = True
+    uses_sids: ClassVar = True
     presets: ClassVar[Mapping[str, TrainConfig]]
     piece_tokens = 2048  # hidden states of this many tokens stay near a CPU
 
@@ -163,18 +162,11 @@ class PaperMaskGR(Trainable):
         return nats / len(joined)
 
     @classmethod
-    def learn(
-        cls,
-        data: Dataset,
-        split: Split,
-        config: TrainConfig,
-        work: Workspace,
-        sids: SemanticIds | None = None,
-    ) -> Self:
-        sids = semantic_ids(data, config, work, sids)
-        torch.manual_seed(config.seed)
-        model = cls(config, sids, np.bincount(split.train.values, minlength=len(data.items)))
-        fit(model, split, config.fit, work, history_limit=config.history_limit, seed=config.seed)
+    def learn(cls, training: Training) -> Self:
+        sids = semantic_ids(training)
+        torch.manual_seed(training.config.seed)
+        model = cls(training.config, sids, training.counts)
+        training.fit(model)
         return model.eval()
 
     # Retrieval
@@ -389,15 +381,14 @@ class PaperMaskGR(Trainable):
         return model.to(pick_device(config.device)).eval()
 
 
-def semantic_ids(
-    data: Dataset, config: TrainConfig, work: Workspace, given: SemanticIds | None
-) -> SemanticIds:
+def semantic_ids(training: Training) -> SemanticIds:
     """The given IDs, or IDs made from the items' texts; kept in the run, where all processes find
     them."""
+    config, work = training.config, training.work
 
     def make(folder: Path) -> None:
-        made = given or SemanticIds.make(
-            data,
+        made = training.sids or SemanticIds.make(
+            training.data,
             config.model.sids,
             seed=config.seed,
             device=config.device,
@@ -406,7 +397,7 @@ def semantic_ids(
         made.save(folder)
 
     sids = SemanticIds.load(work.once("sids", make))
-    if not sids.items["item_id"].equals(data.item_ids):
+    if not sids.items["item_id"].equals(training.data.item_ids):
         raise ArtefactError(
             "the semantic IDs were made for other items than the dataset's; make them again"
         )
