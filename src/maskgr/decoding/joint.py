@@ -19,11 +19,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from maskgr.decoding.beams import Step
 from maskgr.decoding.denoiser import best_first, distinct, ranks
 from maskgr.decoding.matching import CodeIndex, Filters, Matches, log_sums, pair_energies
-from maskgr.decoding.orders import choose, gaps
+from maskgr.decoding.orders import choose
 from maskgr.nn.softmax import Bonus
 
 CELLS = 2**23  # energies, or probabilities of codes, that exist at a time
@@ -146,8 +147,7 @@ class _Search:
         masked = torch.ones(len(users), self.index.levels, dtype=torch.bool, device=users.device)
         if self.priorities is not None:
             return choose(self.priorities[users], masked, count)
-        marginals = [own.log() for own in self._first_marginals(probs)]
-        return choose(torch.stack([gaps(own, True) for own in marginals], 1), masked, count)
+        return choose(_gaps(self._first_marginals(probs)), masked, count)
 
     def _first_marginals(self, probs: Tensor) -> list[Tensor]:
         """Level by level (users, codes)."""
@@ -233,20 +233,26 @@ class _Search:
 
     def _log_probs(self, beams: _Beams) -> Tensor:
         """(pairs,) log p(item | history, revealed) among the remaining items of each beam."""
-        queries = self.denoiser(beams.user, beams.codes, beams.revealed)
         items, owners = beams.matches
-        energies = pair_energies(queries, self.denoiser.table, owners, items)
-        if self.denoiser.bonus is not None:
-            energies += self.denoiser.bonus.at(beams.user[owners], items)
-        return energies - log_sums(owners, energies, len(queries))[owners]
+        log_probs = torch.zeros(len(items), device=items.device)
+        several = torch.bincount(owners, minlength=len(beams.user)) > 1
+        rows, pairs = several.nonzero().squeeze(1), several[owners].nonzero().squeeze(1)
+        if len(rows):  # a single remaining item is certain: nothing to ask
+            user, items, place = beams.user[rows], items[pairs], several.cumsum(0) - 1
+            queries = self.denoiser(user, beams.codes[rows], beams.revealed[rows])
+            owners = place[owners[pairs]]
+            energies = pair_energies(queries, self.denoiser.table, owners, items)
+            if self.denoiser.bonus is not None:
+                energies += self.denoiser.bonus.at(user[owners], items)
+            log_probs[pairs] = energies - log_sums(owners, energies, len(rows))[owners]
+        return log_probs
 
     def _choose(self, beams: _Beams, log_probs: Tensor, count: int) -> Tensor:
         """(rows, levels) the digits that this step reveals."""
         masked = ~beams.revealed
         if self.priorities is not None:
             return choose(self.priorities[beams.user], masked, count)
-        marginals = [own.log() for own in self._marginals(beams, log_probs)]
-        return choose(torch.stack([gaps(own, True) for own in marginals], 1), masked, count)
+        return choose(_gaps(self._marginals(beams, log_probs)), masked, count)
 
     def _marginals(self, beams: _Beams, log_probs: Tensor) -> list[Tensor]:
         """Level by level (rows, codes)."""
@@ -292,6 +298,12 @@ def catalogue_energies(denoiser: EnergyDenoiser, users: Tensor, queries: Tensor)
         place = (bonus.rows[here] - users[0], bonus.items[here])
         energies.index_put_(place, bonus.values[here].to(energies), accumulate=True)
     return energies
+
+
+def _gaps(marginals: list[Tensor]) -> Tensor:
+    """(rows, levels) the probability of the most likely code less that of the second."""
+    tops = [functional.pad(own, (0, 1)).topk(2).values for own in marginals]
+    return torch.stack([top[:, 0] - top[:, 1] for top in tops], 1)
 
 
 def _among(users: Tensor, rows: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,32 @@ from torch import Tensor
 
 from maskgr.artefact import read_manifest, write_folder
 from maskgr.errors import ArtefactError
+from maskgr.training.batches import Place
 
 KIND, SCHEMA = "checkpoint", 1
 KEPT = 2
 TENSORS = "state.safetensors"
+
+
+@dataclass(frozen=True)
+class State:
+    """A checkpoint's numbers; its tensors are beside them."""
+
+    step: int = 0
+    place: Place = field(default_factory=Place)
+    total: int = 0  # steps that the schedule is made for
+    seconds: float = 0.0
+    tokens: int = 0
+    best: float | None = None  # recall@10
+    best_step: int = 0
+    waited: int = 0  # validations since the best
+    validated: int = 0  # of the schedule's validations, those passed
+    validated_step: int = 0
+    validation_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> State:
+        return cls(**{**values, "place": Place(**values["place"])})
 
 
 @dataclass(frozen=True)

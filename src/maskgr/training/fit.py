@@ -32,7 +32,7 @@ from maskgr.errors import ArtefactError, RequestError
 from maskgr.nn.optimizer import build_optimizer
 from maskgr.nn.weights import load_weights, save_weights
 from maskgr.training.batches import Batches, Place
-from maskgr.training.checkpoint import load_checkpoint, save_checkpoint
+from maskgr.training.checkpoint import State, load_checkpoint, save_checkpoint
 from maskgr.training.log import RunLog
 from maskgr.training.plot import draw
 from maskgr.training.workspace import Workspace
@@ -116,27 +116,6 @@ class Trainable(nn.Module):
     def validate(self, holdout: Holdout) -> dict[str, float]:
         """Means over the questions; the network with the highest `recall@10` is kept."""
         raise AssertionError(f"{type(self).__name__} has no validation")
-
-
-@dataclass(frozen=True)
-class State:
-    """A checkpoint's numbers; its tensors are beside them."""
-
-    step: int = 0
-    place: Place = field(default_factory=Place)
-    total: int = 0  # steps that the schedule is made for
-    seconds: float = 0.0
-    tokens: int = 0
-    best: float | None = None  # recall@10
-    best_step: int = 0
-    waited: int = 0  # validations since the best
-    validated: int = 0  # of the schedule's validations, those passed
-    validated_step: int = 0
-    validation_seconds: float = 0.0
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> State:
-        return cls(**{**values, "place": Place(**values["place"])})
 
 
 def fit(

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from maskgr.artefact import write_file
-from maskgr.training.batches import Place
+from maskgr.training.checkpoint import State
 from maskgr.training.distributed import World
 
 COLUMNS = (
@@ -24,23 +24,6 @@ COLUMNS = (
     "tokens_per_second", "recall@10", "bound", "training_recall@10", "training_bound",
 )  # fmt: skip
 EVERY = 10  # steps between rows: reading a loss makes an accelerator wait
-
-
-class State(Protocol):
-    """Where training stands, as `maskgr.training.fit.State` knows it."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def total(self) -> int: ...
-    @property
-    def place(self) -> Place: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def best_step(self) -> int: ...
 
 
 class RunLog:
