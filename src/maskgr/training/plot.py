@@ -19,14 +19,16 @@ PANELS = {  # title -> curves
 def draw(run: Path) -> Path:
     """Writes `training.png` beside the log that it is drawn from."""
     rows = read_log(run)
-    figure = new_figure(11, 7)
-    for axes, (title, columns) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
-        for column, style in zip(columns, ("-", "--"), strict=False):
-            if curve := _curve(rows, column):
-                label = "training items" if column.startswith("training_") else "held out"
+    panels = {title: [_curve(rows, name) for name in names] for title, names in PANELS.items()}
+    panels = {title: curves for title, curves in panels.items() if any(curves)}
+    figure = new_figure(4.5 * max(len(panels), 1), 3.8)
+    grid = figure.subplots(1, max(len(panels), 1), squeeze=False)
+    for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
+        for curve, style, label in zip(curves, "-:", ("held out", "training items"), strict=False):
+            if curve:
                 marker = "." if len(curve) < 100 else ""
                 axes.plot(*zip(*curve, strict=True), style, marker=marker, label=label)
-        if len(axes.lines) > 1:
+        if len(curves) > 1:
             axes.legend()
         axes.set(title=title, xlabel="minutes")
         axes.grid(alpha=0.3)
