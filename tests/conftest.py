@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+# Tensors are tiny here: one thread is faster than several, also in processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
