@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out
-from maskgr.errors import RequestError
+from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.ranking import Query
 from maskgr.models import sasrec
 from maskgr.models.base import TrainConfig, Training
@@ -314,3 +314,10 @@ def test_learns_which_item_comes_next(loss: str, text: bool, tmp_path: Path) -> 
     ranked = learned.rank(Query(split.test.histories, 3)).items
     found = (ranked == split.test.targets).any(1).mean()
     assert found > 0.6  # three of fourteen items by chance: 0.21
+
+
+def test_raises_when_the_counts_are_damaged(tmp_path: Path) -> None:
+    (tmp_path / "counts.npy").write_bytes(b"")
+    config = TrainConfig("sasrec", SASRecConfig(NETWORK), FitConfig(), device="cpu")
+    with pytest.raises(ArtefactError, match=r"counts\.npy is damaged .*; train again"):
+        SASRec.load(tmp_path, config)

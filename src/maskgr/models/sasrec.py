@@ -36,7 +36,7 @@ from maskgr.nn.softmax import (
     sampled_cross_entropy,
 )
 from maskgr.nn.transformer import Dropout, Encoder, Layout, TransformerConfig, causal_mask
-from maskgr.nn.weights import load_weights, save_weights
+from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
 from maskgr.sids.config import EncoderConfig
 from maskgr.sids.item_text import ItemText
 from maskgr.training.fit import Batch, FitConfig, Trainable
@@ -281,7 +281,7 @@ class SASRec(Trainable):
 
     def save(self, folder: Path) -> None:
         save_weights(self, folder / WEIGHTS)
-        np.save(folder / "counts.npy", self.counts)
+        np.save(folder / COUNTS, self.counts)
         if self.text is not None:
             self.text.save(folder / "text")
 
@@ -289,8 +289,7 @@ class SASRec(Trainable):
     def load(cls, folder: Path, config: TrainConfig) -> Self:
         text = ItemText.load(folder / "text") if config.model.text else None
         embeddings = None if text is None else torch.from_numpy(text.embeddings)
-        counts = np.load(folder / "counts.npy", allow_pickle=False)
-        model = cls(config.model, counts, embeddings, config.history_limit)
+        model = cls(config.model, load_counts(folder), embeddings, config.history_limit)
         load_weights(model, folder / WEIGHTS)
         model.text = text
         return model.to(pick_device(config.device)).eval()

@@ -134,10 +134,10 @@ def fit(
     """
     budget = config.token_budget // network.tokens_per_item
     if budget < history_limit + 1:
+        tokens = (history_limit + 1) * network.tokens_per_item
         raise RequestError(
-            f"fit.token_budget is {config.token_budget}, and a history of {history_limit} items "
-            f"with the next has {(history_limit + 1) * network.tokens_per_item} tokens; raise it, "
-            "or lower history_limit"
+            f"fit.token_budget is {config.token_budget}, and a full history with the next item has "
+            f"{tokens} tokens; raise it, or lower history_limit"
         )
     batches = Batches(split.train, history_limit + 1, budget, seed)
     writes = work.world.writes
@@ -296,17 +296,16 @@ class Trainer:
         if better and self.world.writes:
             with write_file(self.run / BEST) as draft:
                 save_weights(network, draft)
-        state = replace(
+        self.state = replace(
             self.state,
+            best=score if better else best,
+            best_step=self.state.step if better else self.state.best_step,
             waited=0 if better else self.state.waited + 1,
             validated=self._reached(),
             validated_step=self.state.step,
             validation_seconds=self.state.validation_seconds + time.perf_counter() - start,
         )
-        if better:
-            state = replace(state, best=score, best_step=state.step)
-        self.state = state
-        self.log.validation(state, found | {f"training_{k}": v for k, v in seen.items()})
+        self.log.validation(self.state, found | {f"training_{k}": v for k, v in seen.items()})
 
     def _kept_network(self) -> Trainable:
         """The averaged weights, where there are some."""

@@ -50,7 +50,7 @@ from maskgr.models.sasrec import (
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import Bonus
 from maskgr.nn.transformer import TransformerConfig
-from maskgr.nn.weights import load_weights, save_weights
+from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
 from maskgr.sids.config import QuantizerConfig, SidsConfig
 from maskgr.sids.item_text import ItemText
 from maskgr.sids.semantic_ids import SemanticIds
@@ -187,11 +187,9 @@ class MaskGR(Trainable):
         return model
 
     def choose_bias(self, holdout: Holdout) -> Bias:
-        one_step = DecodingConfig(steps=1)
-
         def rank(query: Query, bias: Bias) -> Ranked:
             self.bias = bias
-            return self.decode(query, one_step)
+            return self.decode(query, DecodingConfig(steps=1))
 
         return choose_bias(
             rank,
@@ -317,7 +315,7 @@ class MaskGR(Trainable):
     def save(self, folder: Path) -> None:
         save_weights(self, folder / WEIGHTS)
         self.sids.save(folder / "sids")
-        np.save(folder / "counts.npy", self.history.counts)
+        np.save(folder / COUNTS, self.history.counts)
         if self.neighbours is not None:
             self.neighbours.save(folder)
         (folder / BIAS).write_text(json.dumps(asdict(self.bias)) + "\n", encoding="utf-8")
@@ -327,12 +325,12 @@ class MaskGR(Trainable):
         own: MaskGRConfig = config.model
         sids = SemanticIds.load(folder / "sids")
         try:
-            counts = np.load(folder / "counts.npy", allow_pickle=False)
             values = json.loads((folder / BIAS).read_text(encoding="utf-8"))
             bias = Bias(**{f.name: float(values[f.name]) for f in fields(Bias)})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ArtefactError(f"{folder} is damaged ({error}); train again") from error
+            raise ArtefactError(f"{folder / BIAS} is damaged ({error}); train again") from error
         embeddings = torch.from_numpy(sids.embeddings) if own.text else None
+        counts = load_counts(folder)
         history = SASRec(_history_config(own), counts, embeddings, config.history_limit)
         neighbours = Neighbours.load(folder) if own.neighbours else None
         model = cls(config, sids, history, neighbours, bias)

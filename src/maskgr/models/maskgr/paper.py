@@ -35,14 +35,14 @@ from maskgr.models.maskgr.objective import negative_elbo
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import catalogue_cross_entropy, log_normaliser
 from maskgr.nn.transformer import Layout
-from maskgr.nn.weights import load_weights, save_weights
+from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
 from maskgr.sids.config import QuantizerConfig, SidsConfig
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.batches import by_length
 from maskgr.training.fit import Batch, FitConfig, Trainable
 
 RANK_TOKENS = 65_536  # tokens of the histories that are encoded at once
-WEIGHTS, COUNTS = "network.safetensors", "counts.npy"
+WEIGHTS = "network.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,11 +372,7 @@ class PaperMaskGR(Trainable):
 
     @classmethod
     def load(cls, folder: Path, config: TrainConfig) -> Self:
-        try:
-            counts = np.load(folder / COUNTS, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise ArtefactError(f"{folder / COUNTS} is damaged ({error}); train again") from error
-        model = cls(config, SemanticIds.load(folder / "sids"), counts)
+        model = cls(config, SemanticIds.load(folder / "sids"), load_counts(folder))
         load_weights(model, folder / WEIGHTS)
         return model.to(pick_device(config.device)).eval()
 
