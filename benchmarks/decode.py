@@ -1,12 +1,15 @@
 """Decoding speed of the paper's model and of ours.
 
-    python benchmarks/decode.py [DATA] [--run RUN] [--users 64] [--items 1000000] [--quick] [--json]
+    python benchmarks/decode.py [DATA] [--run RUN] [--users 64] [--items 1000000]
+        [--digit-items 10000000] [--quick] [--json]
 
 (a) The network of preset `paper` on histories of DATA, 10 beams, beside a reference that pads every
     sequence to 120 tokens, encodes it again for every beam and step, and computes all logits; the
     beam search is the same, so the ratio is that of the networks' work;
 (b) the model of preset `cpu` on the same histories: one request, and many users at once, in one
-    step and digit by digit; and one step over a random catalogue of `--items`.
+    step and digit by digit; and one step over a random catalogue of `--items`;
+(c) one step over a random catalogue of `--digit-items`, whose vectors are sums of 16 digits'
+    vectors and not written out.
 
 Weights are random. RUN is a trained run of DATA: (b) is measured with it if it is a `maskgr`, and
 recall with the frozen cache is compared with recall without if it is a `maskgr-paper`.
@@ -38,6 +41,8 @@ from maskgr.models.maskgr.bias import Bias
 from maskgr.models.maskgr.model import MaskGR
 from maskgr.models.maskgr.paper import PaperMaskGR
 from maskgr.models.neighbours import Neighbours
+from maskgr.nn.item_vectors import DigitVectors
+from maskgr.nn.scoring import best_items
 from maskgr.recommender import Recommender
 from maskgr.training.batches import by_length
 from maskgr.training.fit import Trainable
@@ -144,7 +149,7 @@ def paper(model: PaperMaskGR, histories: Sequences) -> dict[str, Any]:
 
 def against_reference(model: PaperMaskGR, histories: Sequences) -> dict[str, float]:
     reference = Padded(PaperReference(model.config, model.sids), by_length(histories))
-    decoder = Decoder(model.catalogue)
+    decoder = Decoder(model.index)
     few = histories.select(np.arange(min(4, len(histories))))
     for cache in ("off", "frozen"):
         seconds_of(model, few, cache=cache)
@@ -175,7 +180,7 @@ def ours(model: MaskGR, histories: Sequences) -> dict[str, Any]:
 
 def one_step(items: int, users: int, quick: bool) -> dict[str, float]:
     """(b) microseconds a user of one step over a random catalogue; semantic IDs play no part."""
-    config = config_of("denoiser", quick, ["text=false"])
+    config = config_of("denoiser", quick, ["items=id"])
     model = network_of("denoiser", config, Problem.random(items)).eval()
     assert isinstance(model, MaskGR)
     rng = np.random.default_rng(0)
@@ -183,6 +188,29 @@ def one_step(items: int, users: int, quick: bool) -> dict[str, float]:
     seconds_of(model, histories, steps=1)
     seconds = min(seconds_of(model, histories, steps=1) for _ in range(3))
     return {"items": items, "users": users, "microseconds_per_user": 1e6 * seconds / users}
+
+
+def digit_step(items: int, users: int) -> dict[str, float]:
+    """(c) microseconds a user of one step with digits' vectors, and their memory."""
+    sizes, width = (256,) * 16, 256
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.empty(items, len(sizes), dtype=torch.int16).random_(256, generator=generator)
+    vectors = DigitVectors(width, codes, sizes)
+    del codes
+    table = vectors.table()
+    queries = torch.randn(users, width, generator=generator)
+    best_items(queries[:1], table, TOP)
+    start = time.perf_counter()
+    best_items(queries, table, TOP)
+    seconds = time.perf_counter() - start
+    held = vectors.codes.nbytes + vectors.digits.weight.nbytes
+    return {
+        "items": items,
+        "users": users,
+        "microseconds_per_user": 1e6 * seconds / users,
+        "megabytes": held / 1e6,
+        "megabytes_written_out": 4 * items * width / 1e6,
+    }
 
 
 def with_memory(model: Trainable, train: Sequences) -> MaskGR:
@@ -220,6 +248,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         own = with_memory(network_of("denoiser", config, problem).eval(), problem.split.train)
     found["ours"] = ours(own, histories)
     found["one_step"] = one_step(options.items, options.users, options.quick)
+    found["digit_step"] = digit_step(options.digit_items, options.users)
     if run is not None and isinstance(run.model, PaperMaskGR):
         found["recall@10"] = frozen_recall(run, test.sample(options.recall_users))
     return found
@@ -227,6 +256,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> str:
     row, own, large = found["paper"]["reference"], found["ours"], found["one_step"]
+    digits = found["digit_step"]
     lines = [f"paper, reference: {row['reference_users_per_second']:.2f} users/s"]
     for cache in ("off", "frozen"):
         speed, ratio = row[f"{cache}_users_per_second"], row[f"{cache}_ratio"]
@@ -240,6 +270,9 @@ def table(found: dict[str, Any]) -> str:
         f"ours, users/s by order, digit by digit: {_listed(own['by_order'])}",
         f"ours, one step, {large['items']:,} items: {large['microseconds_per_user']:,.0f} µs a "
         f"user, {large['users']} users at once",
+        f"sums of 16 digits, one step, {digits['items']:,} items: "
+        f"{digits['microseconds_per_user']:,.0f} µs a user; {digits['megabytes']:,.0f} MB, written "
+        f"out {digits['megabytes_written_out']:,.0f} MB",
     ]
     if "recall@10" in found:
         caches = ", ".join(f"{name} {value:.4f}" for name, value in found["recall@10"].items())
@@ -257,12 +290,14 @@ def main() -> None:
     parser.add_argument("--run", help="a trained run of DATA")
     parser.add_argument("--users", type=int, default=64)
     parser.add_argument("--items", type=int, default=1_000_000, help="of the random catalogue")
+    parser.add_argument("--digit-items", type=int, default=10_000_000, help="of (c)")
     parser.add_argument("--recall-users", type=int, default=1000)
     parser.add_argument("--quick", action="store_true", help="tiny presets: does it run?")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     if options.quick:
         options.users, options.items, options.recall_users = 4, 2000, 20
+        options.digit_items = 2000
     keep_freed_memory()
     with TemporaryDirectory() as folder:
         found = measure(options, Path(folder))

@@ -41,8 +41,9 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split, leave_out
 from maskgr.devices import keep_freed_memory
 from maskgr.models.base import TrainConfig, train_config
-from maskgr.models.maskgr.model import MaskGR, _history_config
+from maskgr.models.maskgr.model import MaskGR
 from maskgr.models.maskgr.paper import PaperMaskGR
+from maskgr.models.maskgr.stages import sasrec_config
 from maskgr.models.sasrec import SASRec
 from maskgr.nn.transformer import TransformerConfig
 from maskgr.sids.semantic_ids import SemanticIds
@@ -114,8 +115,9 @@ def network_of(stage: str, config: TrainConfig, problem: Problem) -> Trainable:
         return PaperMaskGR(config, problem.sids, counts)
     if stage == "sasrec":
         return SASRec(config.model, counts, None, config.history_limit)
-    text = torch.from_numpy(problem.sids.embeddings) if config.model.text else None
-    history = SASRec(_history_config(config.model), counts, text, config.history_limit)
+    source = "text" if config.model.items == "auto" else config.model.items
+    text = None if source == "id" else torch.from_numpy(problem.sids.embeddings)
+    history = SASRec(sasrec_config(config.model, source), counts, text, config.history_limit)
     return history if stage == "history" else MaskGR(config, problem.sids, history)
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from maskgr import Dataset, Recommender
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.models.base import train_config
+from tests.models import tiny
 
 POPULARITY = train_config(model="popularity")
 
@@ -123,6 +126,82 @@ def test_raises_when_the_model_cannot_do_it(ask: Callable[[Recommender], Any], w
     rec = Recommender.train(dataset(), config=POPULARITY)
     with pytest.raises(RequestError, match=f"Popularity cannot {what}; maskgr.* can: train one"):
         ask(rec)
+
+
+SESSIONS = train_config(
+    "tiny-paper",
+    [
+        "fit.steps=2",
+        "validations=1",
+        "width=16",
+        "heads=2",
+        "levels=2",
+        "codes=4",
+        "history_limit=5",
+    ],
+    model="maskgr-paper",
+)
+
+
+@pytest.fixture(scope="module")
+def planner() -> Recommender:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("maskgr.training.fit._plot", lambda run: None)
+        return Recommender.train(tiny.shop(), config=SESSIONS)
+
+
+def test_sessions_for_one_history_or_many(planner: Recommender) -> None:
+    found = planner.sessions(["i03"], 2, top=4)
+    assert len(found) == 4
+    assert all(len(session.item_ids) == 2 for session in found)
+    assert [s.score for s in found] == sorted((s.score for s in found), reverse=True)
+    many = planner.sessions([["i03"], ["i01", "i02"]], 2, top=4)
+    assert [s.item_ids for s in many[0]] == [s.item_ids for s in found]
+    assert len(many[1]) == 4
+
+
+def test_sessions_hold_only_what_the_filters_leave(planner: Recommender) -> None:
+    def ask(**filters: Any) -> set[tuple[str, ...]]:
+        # As many beams as there are sessions: all of them are found.
+        decoding = planner.decoding(beams=200)
+        found = planner.sessions(["i03"], 2, top=182, decoding=decoding, **filters)
+        sessions = {session.item_ids for session in found}
+        assert len(sessions) == len(found)
+        return sessions
+
+    ids = planner.items["item_id"].to_list()
+    assert not planner.repeats
+    assert ask(exclude_seen=False) == set(itertools.permutations(ids, 2))
+    unseen = [item for item in ids if item != "i03"]
+    assert ask() == set(itertools.permutations(unseen, 2))
+    allow, left = ["i03", "i04", "i05", "i06"], ["i04", "i06"]
+    assert ask(allow=allow, deny=["i05"]) == set(itertools.permutations(left, 2))
+    assert ask(allow=allow, deny=["i05"], repeats=True) == set(itertools.product(left, repeat=2))
+    assert ask(allow=["i03", "i04"]) == set()  # one of them seen, and two are needed
+
+
+@pytest.mark.parametrize(
+    ("items", "top", "lists", "expected"),
+    [
+        (0, 1, {}, "a session of 0 items is impossible with a model that sees 5 items at once"),
+        (-1, 1, {}, "a session of -1 items is impossible"),
+        (50, 1, {}, "a session of 50 items is impossible .* sees 5 items at once; ask for 1 to 5"),
+        (2, 0, {}, "cannot give 0 sessions of 2 items from a catalogue of 14; ask for 1 or more"),
+        (2, 183, {}, "cannot give 183 sessions of 2 items .* of 14; ask for 1 to 182"),
+        (3, 1, {"allow": ["i00", "i01"]}, "lists leave 2 items, too few for a session of 3; allow"),
+    ],
+)
+def test_raises_when_sessions_are_impossible(
+    planner: Recommender, items: int, top: int, lists: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(RequestError, match=expected):
+        planner.sessions(["i03"], items, top, **lists)
+
+
+def test_raises_when_a_session_is_longer_than_the_catalogue(planner: Recommender) -> None:
+    small = replace(planner, config=replace(planner.config, history_limit=20))
+    with pytest.raises(RequestError, match="of 15 items is impossible with a catalogue of 14; ask"):
+        small.sessions(["i03"], 15)
 
 
 def test_new_items_are_recommended_without_training() -> None:

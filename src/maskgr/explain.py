@@ -1,4 +1,4 @@
-"""The denoising of one recommendation, step by step."""
+"""The denoising behind recommendations, step by step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from maskgr.data.config import Unknown
 from maskgr.data.sequences import Sequences
 from maskgr.decoding.beams import Step
-from maskgr.decoding.config import DecodingConfig
+from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.models.base import Decodes, require
 from maskgr.recommender import Recommendation, Recommender
 
@@ -38,12 +38,14 @@ class Beam:
 
 @dataclass(frozen=True)
 class Explanation:
-    steps: tuple[tuple[Beam, ...], ...]  # best beam first
-    results: tuple[Recommendation, ...]
+    retrieval: Retrieval
+    steps: tuple[tuple[Beam, ...], ...]  # best beam first; none in dense retrieval
+    results: tuple[Recommendation, ...]  # by dense score in unified retrieval
+    searched: int  # results of the search itself; those behind them are beyond its beams
 
     def to_dict(self) -> dict[str, Any]:
-        results = [{"item_id": r.item_id, "score": r.score} for r in self.results]
-        return {"steps": [[asdict(b) for b in step] for step in self.steps], "results": results}
+        steps = [[asdict(beam) for beam in step] for step in self.steps]
+        return {**vars(self), "steps": steps, "results": [r._asdict() for r in self.results]}
 
 
 def explain(
@@ -51,16 +53,29 @@ def explain(
     history: Sequence[Any],
     top: int = 5,
     *,
-    decoding: DecodingConfig | None = None,
+    exclude_seen: bool | None = None,
+    allow: Sequence[Any] | None = None,
+    deny: Sequence[Any] = (),
     unknown: Unknown = "raise",
+    decoding: DecodingConfig | None = None,
 ) -> Explanation:
-    """The recommendations with what each step revealed, how probable that was, and how many items
-    remained. In a single step nothing is revealed before the items: then there are no steps."""
+    """What `recommend` returns for the same arguments, with what each step revealed, how probable
+    that was, and how many items remained."""
     model = require(recommender.model, Decodes)
+    decoding = model.resolved(decoding or model.decoding())
     numbers = Sequences.of([recommender.numbers(history, "the history", unknown)])
-    query = recommender.query(numbers, top)
-    ranked, traces = model.trace(query, decoding or model.decoding())
-    return Explanation(tuple(_steps(traces[0], model.levels)), tuple(recommender.named(ranked)[0]))
+    allowed = recommender.allowed(allow, deny, unknown)
+    query = recommender.query(numbers, top, exclude_seen=exclude_seen, allowed=allowed)
+    ranked, traces = model.trace(query, decoding)
+    steps, results = _steps(traces[0], model.levels), tuple(recommender.named(ranked)[0])
+    searched = len(results) if _ranks_all(decoding) else min(decoding.beams, len(results))
+    return Explanation(decoding.retrieval, tuple(steps), results, searched)
+
+
+def _ranks_all(decoding: DecodingConfig) -> bool:
+    """Whether every item is scored at once, so that beams leave nothing out."""
+    once = decoding.steps == 1 and not decoding.remask and decoding.constrained
+    return decoding.retrieval == "dense" or (once and decoding.retrieval == "generative")
 
 
 def _steps(traces: Sequence[Step], levels: int) -> list[tuple[Beam, ...]]:

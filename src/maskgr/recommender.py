@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import sys
@@ -26,7 +27,7 @@ from maskgr.data.splits import leave_out, sparsify
 from maskgr.data.tables import below, read_table
 from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.errors import ArtefactError, DataError, RequestError
-from maskgr.evaluation.ranking import Query, Ranked, Ranker
+from maskgr.evaluation.ranking import Query, Ranked, Ranker, SessionPlanner
 from maskgr.models.base import (
     AddsItems,
     Decodes,
@@ -43,7 +44,7 @@ from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.workspace import workspace
 from maskgr.version import __version__
 
-KIND, SCHEMA = "recommender", 2
+KIND, SCHEMA = "recommender", 3
 RECOMMENDER = "recommender"  # where a run folder has it
 
 ItemId = Any  # whatever scalar the catalogue uses
@@ -72,6 +73,18 @@ class _Decoder:
 
     def rank(self, query: Query) -> Ranked:
         return self.model.decode(query, self.decoding)
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """A model as a planner of sessions that decodes in a given way."""
+
+    model: PlansSessions
+    decoding: DecodingConfig
+    repeats: bool
+
+    def sessions(self, query: Query, items: int) -> npt.NDArray[np.int64]:
+        return self.model.sessions(query, items, self.decoding, repeats=self.repeats)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,9 +176,7 @@ class Recommender:
         """
         if retrieval is not None:
             decoding = replace(decoding or self.decoding(), retrieval=retrieval)
-        many = any(isinstance(h, (list, tuple, np.ndarray, pl.Series)) for h in histories)
-        rows = histories if many else [histories]
-        numbers = Sequences.of([self.numbers(row, "the history", unknown) for row in rows])
+        numbers, many = self._numbered(histories, unknown)
         query = self.query(
             numbers, top, exclude_seen=exclude_seen, allowed=self.allowed(allow, deny, unknown)
         )
@@ -174,31 +185,75 @@ class Recommender:
 
     def sessions(
         self,
-        history: Sequence[ItemId],
+        histories: Sequence[Any],
         items: int = 2,
         top: int = 10,
         *,
         exclude_seen: bool | None = None,
-        repeats: bool = False,
+        allow: Sequence[ItemId] | None = None,
+        deny: Sequence[ItemId] = (),
+        repeats: bool | None = None,
         unknown: Unknown = "raise",
         decoding: DecodingConfig | None = None,
-    ) -> list[Session]:
-        """The `top` most probable sequences of the next `items` items, decoded together.
+    ) -> list[Any]:
+        """The `top` most probable sequences of the next `items` items, decoded together: a list of
+        Session for one history, or a list of such lists for a list of histories.
 
-        repeats: whether an item may be in a session twice; the rest is as in `recommend`.
+        repeats: whether an item may be in a session twice; by default where the training histories
+            show that users come back to an item. The rest is as in `recommend`.
         """
-        if items < 1:
-            raise RequestError(f"a session of {items} items is empty; ask for 1 or more")
         model = require(self.model, PlansSessions)
-        numbers = Sequences.of([self.numbers(history, "the history", unknown)])
-        query = replace(self.query(numbers, 1, exclude_seen=exclude_seen), top=top)
-        found, scores = model.sessions(query, items, decoding or self.decoding(), repeats=repeats)
+        repeats = self.repeats if repeats is None else repeats
+        numbers, many = self._numbered(histories, unknown)
+        allowed = self.allowed(allow, deny, unknown)
+        query = self.query(numbers, 1, exclude_seen=exclude_seen, allowed=allowed)
+        top = self._session_count(items, top, allowed, repeats)
+        found, scores = model.sessions(
+            replace(query, top=top), items, decoding or self.decoding(), repeats=repeats
+        )
         ids = self.items["item_id"]
-        return [
-            Session(tuple(ids[item] for item in row), float(score))
-            for row, score in zip(found[0].tolist(), scores[0].tolist(), strict=True)
-            if row[0] >= 0
+        answers = [
+            [
+                Session(tuple(ids[item] for item in session), float(score))
+                for session, score in zip(row.tolist(), values.tolist(), strict=True)
+                if session[0] >= 0
+            ]
+            for row, values in zip(found, scores, strict=True)
         ]
+        return answers if many else answers[0]
+
+    def _session_count(
+        self, items: int, top: int, allowed: npt.NDArray[np.bool_] | None, repeats: bool
+    ) -> int:
+        """`top`, or fewer where the lists leave fewer sessions."""
+        catalogue, limit = len(self.items), self.config.history_limit
+        longest = limit if repeats else min(limit, catalogue)
+        if not 1 <= items <= longest:
+            why = (
+                f"a catalogue of {catalogue:,}"
+                if longest < limit
+                else f"a model that sees {limit} items at once"
+            )
+            raise RequestError(
+                f"a session of {items} items is impossible with {why}; ask for 1 to {longest}"
+            )
+
+        def sessions(n: int) -> int:
+            return n**items if repeats else math.perm(n, items)
+
+        if not 1 <= top <= sessions(catalogue):
+            most = "or more" if top < 1 else f"to {sessions(catalogue):,}"
+            raise RequestError(
+                f"cannot give {top} sessions of {items} items from a catalogue of {catalogue:,}; "
+                f"ask for 1 {most}"
+            )
+        available = catalogue if allowed is None else int(allowed.sum())
+        if not sessions(available):
+            raise RequestError(
+                f"the allow and deny lists leave {available} items, too few for a session of "
+                f"{items}; allow more or deny fewer"
+            )
+        return min(top, sessions(available))
 
     def sample(
         self,
@@ -265,6 +320,11 @@ class Recommender:
         """The model, in its own way or as `decoding` says: what `evaluate` asks for."""
         return self.model if decoding is None else _Decoder(require(self.model, Decodes), decoding)
 
+    def planner(self, decoding: DecodingConfig | None = None) -> SessionPlanner:
+        """The same for sessions: what `evaluate_sessions` asks for."""
+        model = require(self.model, PlansSessions)
+        return _Planner(model, decoding or self.decoding(), self.repeats)
+
     def query(
         self,
         histories: Sequences,
@@ -293,6 +353,12 @@ class Recommender:
             ]
             for row, scores in zip(ranked.items, ranked.scores, strict=True)
         ]
+
+    def _numbered(self, histories: Sequence[Any], unknown: Unknown) -> tuple[Sequences, bool]:
+        """The item numbers of one history or of a list of them, and whether it was a list."""
+        many = any(isinstance(h, (list, tuple, np.ndarray, pl.Series)) for h in histories)
+        rows = histories if many else [histories]
+        return Sequences.of([self.numbers(row, "the history", unknown) for row in rows]), many
 
     def numbers(self, ids: Sequence[ItemId], where: str, unknown: Unknown) -> npt.NDArray[np.int32]:
         """The numbers of item IDs; `where` they stand is for the error message."""

@@ -16,6 +16,7 @@ from maskgr.errors import RequestError
     [
         ({"beams": 0}, "decoding.beams is 0; give a whole number from 1 up"),
         ({"beams": 2.5}, "decoding.beams is 2.5; give a whole number"),
+        ({"remask": -1}, "decoding.remask is -1; give a whole number from 0 up"),
         ({"steps": -1}, "decoding.steps is -1; give a whole number from 0 up"),
         (
             {"order": "best"},

@@ -1,10 +1,10 @@
-"""Joint decoding is compared with enumeration of every item, by the definition of its score."""
+"""Joint decoding of the next item is compared with enumeration of every item."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -17,237 +17,38 @@ from torch import Tensor
 from maskgr.decoding import joint, matching
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import Order
-from maskgr.decoding.joint import Decoded, beam_search, sample_items
+from maskgr.decoding.joint import beam_search, sample_items
 from maskgr.decoding.matching import CodeIndex, Filters
-from maskgr.decoding.orders import ORDERS, fixed_priorities
+from maskgr.decoding.orders import ORDERS
 from maskgr.decoding.schedule import schedule
 from maskgr.nn.softmax import Bonus
-
-WIDTH, USERS = 5, 4
-State = tuple[int | None, ...]  # the digits of an item; None is masked
-
-
-@dataclass(frozen=True, eq=False)
-class Toy:
-    """Queries that are random functions of the user and of the revealed digits alone."""
-
-    sizes: tuple[int, ...]
-    codes: Tensor  # (items, levels)
-    table: Tensor  # (items, width)
-    queries: Tensor  # (users, width)
-    parts: Tensor  # (tokens, width) what each revealed digit changes
-    bonus: Bonus | None = None
-
-    @property
-    def users(self) -> int:
-        return len(self.queries)
-
-    def first(self) -> Tensor:
-        return self.queries
-
-    def __call__(self, user: Tensor, codes: Tensor, revealed: Tensor) -> Tensor:
-        assert (user.diff() >= 0).all()
-        assert revealed.any(1).all()
-        starts = torch.tensor([0, *self.sizes[:-1]]).cumsum(0)
-        shown = (self.parts[codes + starts] * revealed[:, :, None]).sum(1)
-        return self.queries[user] + 3 * torch.sin(shown * self.queries[user].roll(1, 1))
-
-    def query(self, user: int, state: State) -> Tensor:
-        """(width,) the same for one user."""
-        if all(code is None for code in state):
-            return self.queries[user]
-        codes = torch.tensor([[code or 0 for code in state]])
-        revealed = torch.tensor([[code is not None for code in state]])
-        return self(torch.tensor([user]), codes, revealed)[0]
-
-    def energies(self, user: int, state: State) -> np.ndarray:
-        """(items,) in double precision."""
-        found = (self.table.double() @ self.query(user, state).double()).numpy()
-        if self.bonus is not None:
-            own = self.bonus.rows == user
-            found[self.bonus.items[own].numpy()] += self.bonus.values[own].double().numpy()
-        return found
-
-    def select(self, users: Sequence[int]) -> Toy:
-        """The same for some of the users."""
-        bonus = None
-        if self.bonus is not None:
-            own = [(self.bonus.rows == user).nonzero().flatten() for user in users]
-            rows = torch.arange(len(users)).repeat_interleave(torch.tensor([*map(len, own)]))
-            kept = torch.cat(own)
-            bonus = Bonus(rows, self.bonus.items[kept], self.bonus.values[kept])
-        return replace(self, queries=self.queries[list(users)], bonus=bonus)
-
-
-def toy(
-    sizes: Sequence[int] = (3, 3, 3),
-    items: int = 12,
-    *,
-    seed: int = 0,
-    shared: int = 0,
-    ignores_revealed: bool = False,
-) -> Toy:
-    """`shared`: so many last items have all digits of an earlier one."""
-    generator = torch.Generator().manual_seed(seed)
-    codes = torch.stack([torch.randint(n, (items,), generator=generator) for n in sizes], 1)
-    if not shared:
-        codes = torch.tensor(list(product(*map(range, sizes))))
-        codes = codes[torch.randperm(len(codes), generator=generator)[:items]]
-    elif shared < items:
-        codes[items - shared :] = codes[:shared]
-    draw = torch.randn
-    rows, numbers = torch.tensor([0, 0, 1, 3]), torch.tensor([2, 7, 0, 5]) % items
-    parts = draw(sum(sizes), WIDTH, generator=generator)
-    return Toy(
-        tuple(sizes),
-        codes,
-        draw(items, WIDTH, generator=generator),
-        draw(USERS, WIDTH, generator=generator),
-        0 * parts if ignores_revealed else parts,
-        Bonus(rows, numbers, torch.tensor([1.5, -2.0, 2.0, -1.0])),
-    )
-
-
-ALLOWED = torch.arange(12) % 4 != 1
-BANNED = (torch.tensor([0, 0, 2, 3, 3]), torch.tensor([4, 2, 0, 11, 5]))
-FILTERS = {
-    "no filter": Filters(),
-    "allowed": Filters(allowed=ALLOWED),
-    "banned": Filters(banned=BANNED),
-    "both": Filters(ALLOWED, BANNED),
-}
-
-
-def possible(model: Toy, filters: Filters, user: int) -> np.ndarray:
-    """(items,) whether the user may get it."""
-    found = np.ones(len(model.codes), dtype=bool)
-    if filters.allowed is not None:
-        found &= filters.allowed.numpy()
-    if filters.banned is not None:
-        found[filters.banned[1][filters.banned[0] == user].numpy()] = False
-    return found
-
-
-@dataclass(frozen=True)
-class Path:
-    """One item's way through the steps."""
-
-    states: list[State]  # after each step
-    scores: list[float]  # after each step
-
-
-def agreeing(model: Toy, state: State) -> np.ndarray:
-    """(items,) whether an item has the revealed digits."""
-    found = np.ones(len(model.codes), dtype=bool)
-    for level, code in enumerate(state):
-        if code is not None:
-            found &= model.codes[:, level].numpy() == code
-    return found
-
-
-@cache
-def probabilities(model: Toy, filters: Filters, user: int, state: State) -> np.ndarray:
-    """(items,) p(item | history, revealed digits) among the items that the user may get."""
-    energies = model.energies(user, state)
-    energies[~(possible(model, filters, user) & agreeing(model, state))] = -np.inf
-    chances = np.exp(energies - energies.max())
-    return chances / chances.sum()
-
-
-def marginal(model: Toy, chances: np.ndarray, level: int) -> np.ndarray:
-    """(codes,)."""
-    return np.bincount(model.codes[:, level].numpy(), chances, minlength=model.sizes[level])
-
-
-def gap(chances: np.ndarray) -> float:
-    second, first = np.sort(np.append(chances, 0))[-2:]
-    return (1 - second / first) / (chances / first).sum()
-
-
-def path(
-    model: Toy,
-    filters: Filters,
-    user: int,
-    item: int,
-    counts: Sequence[int],
-    priorities: Tensor | None,
-) -> Path:
-    """The score by its definition: the sum over steps of log p(digits of the step | before)."""
-    energies = model.energies(user, (None,) * len(model.sizes))
-    weights = np.exp(energies - energies.max())
-    score = math.log(weights[possible(model, filters, user)].sum() / weights.sum())
-    state: State = (None,) * len(model.sizes)
-    states, scores = [], []
-    for number, count in enumerate(counts):
-        chances = probabilities(model, filters, user, state)
-        masked = [level for level, code in enumerate(state) if code is None]
-        if priorities is None:
-            order = sorted(masked, key=lambda level: -gap(marginal(model, chances, level)))
-        else:
-            order = sorted(masked, key=lambda level: -float(priorities[user, level]))
-        own = model.codes[item].tolist()
-        state = tuple(own[at] if at in order[:count] else code for at, code in enumerate(state))
-        last = number + 1 == len(counts)
-        score += math.log(chances[item] if last else chances[agreeing(model, state)].sum())
-        states.append(state)
-        scores.append(score)
-    return Path(states, scores)
-
-
-def enumerated(
-    model: Toy, filters: Filters, counts: Sequence[int], priorities: Tensor | None
-) -> list[dict[int, float]]:
-    """User by user, item -> score of every item that the user may get."""
-    return [
-        {
-            int(item): path(model, filters, user, int(item), counts, priorities).scores[-1]
-            for item in possible(model, filters, user).nonzero()[0]
-        }
-        for user in range(model.users)
-    ]
-
-
-def search(
-    model: Toy,
-    counts: Sequence[int],
-    order: Order = "greedy",
-    filters: Filters | None = None,
-    beams: int = 0,
-    trace: bool = False,
-) -> Decoded:
-    """All beams are kept unless so many are asked for."""
-    return beam_search(
-        model,
-        CodeIndex(model.codes, model.sizes),
-        counts,
-        beams or len(model.codes) + 3,
-        priorities=priorities_of(model, order),
-        filters=filters or Filters(),
-        trace=trace,
-    )
-
-
-def priorities_of(model: Toy, order: Order) -> Tensor | None:
-    return fixed_priorities(order, torch.arange(model.users), len(model.sizes))
-
-
-def assert_equals_enumeration(found: Decoded, expected: list[dict[int, float]]) -> None:
-    for items, scores, own in zip(found.items, found.scores, expected, strict=True):
-        count = len(own)
-        assert (items[count:] == -1).all()
-        assert (scores[count:] == -torch.inf).all()
-        assert items[:count].tolist() == sorted(own, key=lambda item: -own[item])
-        assert scores[:count].tolist() == pytest.approx(
-            sorted(own.values(), reverse=True), abs=2e-5
-        )
-
+from tests.decoding.energy_toy import (
+    ALLOWED,
+    BANNED,
+    FILTERS,
+    USERS,
+    Digits,
+    Toy,
+    agreeing,
+    assert_equals_enumeration,
+    enumerated,
+    marginal,
+    path,
+    paths_of,
+    possible,
+    priorities_of,
+    probabilities,
+    search,
+    searched,
+    toy,
+)
 
 # Beam search
 
 
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 1), (1, 2), (3,)])
 def test_all_beams_give_the_scores_of_enumeration(
     counts: tuple[int, ...], order: Order, name: str
 ) -> None:
@@ -268,9 +69,9 @@ def test_items_that_share_all_digits_are_ranked_by_energy(
     assert_equals_enumeration(found, expected)
     compared = 0
     for user, own in enumerate(expected):
-        for one, other in ((n, n + 7) for n in range(5) if {n, n + 7} <= own.keys()):
-            last = path(model, filters, user, one, counts, priorities).states[-2]
-            energies, items = model.energies(user, last), found.items[user].tolist()
+        for one, other in ((n, n + 7) for n in range(5) if {(n,), (n + 7,)} <= own.keys()):
+            last = path(model, filters, user, (one,), counts, priorities).states[-2]
+            energies, items = model.energies(user, last), found.items[user, :, 0].tolist()
             assert (items.index(one) < items.index(other)) == (energies[one] > energies[other])
             compared += 1
     assert compared > 5
@@ -286,7 +87,7 @@ def test_sixteen_levels_give_the_scores_of_enumeration(steps: int, order: Order)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 1), (1, 2), (3,)])
 def test_every_order_and_schedule_equals_one_step_where_digits_tell_nothing(
     counts: tuple[int, ...], order: Order
 ) -> None:
@@ -294,12 +95,12 @@ def test_every_order_and_schedule_equals_one_step_where_digits_tell_nothing(
     for filters in FILTERS.values():
         found = search(model, counts, order, filters)
         for user, (items, scores) in enumerate(zip(found.items, found.scores, strict=True)):
-            energies = torch.from_numpy(model.energies(user, (None,) * 3))
+            energies = torch.from_numpy(model.energies(user, model.blank))
             log_probs = energies.log_softmax(0)
             log_probs[torch.from_numpy(~possible(model, filters, user))] = -torch.inf
             best = log_probs.sort(descending=True)
             count = int((best.values > -torch.inf).sum())
-            assert items[:count].tolist() == best.indices[:count].tolist()
+            assert items[:count, 0].tolist() == best.indices[:count].tolist()
             assert scores[:count].tolist() == pytest.approx(best.values[:count].tolist(), abs=2e-5)
 
 
@@ -309,28 +110,22 @@ def test_scores_are_log_probabilities_over_the_whole_catalogue() -> None:
     torch.testing.assert_close(scores.exp().sum(1), torch.ones(USERS))
     # Filters condition on what is left, and the probability of what is left is added back.
     for user, left in enumerate(search(model, (1, 1, 1), filters=FILTERS["both"]).scores):
-        log_probs = torch.from_numpy(model.energies(user, (None,) * 3)).log_softmax(0)
+        log_probs = torch.from_numpy(model.energies(user, model.blank)).log_softmax(0)
         mass = log_probs[torch.from_numpy(possible(model, FILTERS["both"], user))].exp().sum()
         assert left.exp().sum().item() == pytest.approx(mass.item(), abs=1e-5)
 
 
-def test_few_beams_keep_the_best_prefixes() -> None:
-    model = toy(seed=6)
-    found = search(model, (1, 1, 1), "left-to-right", beams=2)
-    assert found.items.shape == (USERS, 2)
-    for user, items in enumerate(found.items.tolist()):
-        paths = {
-            item: path(
-                model, Filters(), user, item, (1, 1, 1), priorities_of(model, "left-to-right")
-            )
-            for item in range(12)
-        }
-        alive = set(paths)
-        for step in range(3):
-            scores = {paths[item].states[step]: paths[item].scores[step] for item in alive}
-            kept = sorted(scores, key=lambda state: -scores[state])[:2]
-            alive = {item for item in alive if paths[item].states[step] in kept}
-        assert items == sorted(alive, key=lambda item: -paths[item].scores[-1])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("counts", [(1, 1, 1), (1, 2)])
+def test_few_beams_keep_the_best_prefixes(counts: tuple[int, ...], order: Order) -> None:
+    model, priorities = toy(seed=6, shared=3), priorities_of(toy(), order)
+    expected = [
+        searched(model, paths_of(model, FILTERS["both"], user, counts, priorities), 2)
+        for user in range(USERS)
+    ]
+    found = search(model, counts, order, FILTERS["both"], beams=2)
+    assert found.items.shape == (USERS, 2, 1)
+    assert_equals_enumeration(found, expected)
 
 
 def test_very_unlikely_items_have_finite_scores() -> None:
@@ -339,7 +134,7 @@ def test_very_unlikely_items_have_finite_scores() -> None:
     first = int((model.codes[:, 0] == model.codes[0, 0]).nonzero()[1])
     bonus = Bonus(torch.zeros(1, dtype=torch.int64), torch.tensor([first]), torch.tensor([-200.0]))
     found = search(replace(model, bonus=bonus), (1, 1, 1), "left-to-right")
-    place = found.items[0].tolist().index(first)
+    place = found.items[0, :, 0].tolist().index(first)
     assert -230 < found.scores[0, place].item() < -180
 
 
@@ -402,9 +197,9 @@ def test_results_do_not_depend_on_the_size_of_blocks(
 # Traces
 
 
-def replayed(steps: Sequence[Step], levels: int) -> list[list[State]]:
+def replayed(steps: Sequence[Step], levels: int) -> list[list[Digits]]:
     """The digits of each beam after each step, from parents, positions and codes."""
-    before: list[State] = [(None,) * levels]
+    before: list[Digits] = [(None,) * levels]
     found = []
     for step in steps:
         beams = []
@@ -430,10 +225,7 @@ def test_traces_tell_what_each_step_revealed(counts: tuple[int, ...], order: Ord
     for user in range(USERS):
         steps, states = found.steps[user], replayed(found.steps[user], 3)
         assert len(steps) == len(counts)
-        paths = {
-            int(item): path(model, filters, user, int(item), counts, priorities)
-            for item in possible(model, filters, user).nonzero()[0]
-        }
+        paths = paths_of(model, filters, user, counts, priorities)
         mass = sum(math.exp(own.scores[-1]) for own in paths.values())
         for number, (step, own) in enumerate(zip(steps, states, strict=True)):
             last = number + 1 == len(counts)
@@ -442,20 +234,20 @@ def test_traces_tell_what_each_step_revealed(counts: tuple[int, ...], order: Ord
             # Beams share out the probability of what the user may get.
             assert step.scores.exp().sum().item() == pytest.approx(mass, abs=1e-5)
             if not last:
-                expected = {p.states[number]: p.scores[number] for p in paths.values()}
+                expected = {p.states[number][0]: p.scores[number] for p in paths.values()}
                 assert set(own) == set(expected)
                 assert step.scores.tolist() == pytest.approx([expected[s] for s in own], abs=2e-5)
             for row, state in enumerate(own):
                 left = (agreeing(model, state) & possible(model, filters, user)).sum()
                 assert step.remaining[row].item() == (1 if last else left)
                 parent = states[number - 1][step.parents[row]] if number else (None,) * 3
-                chances = probabilities(model, filters, user, parent)
+                chances = probabilities(model, filters, user, (parent,))
                 marginals = [
                     marginal(model, chances, level)[state[level]]
                     for level in step.positions[row].tolist()
                 ]
                 assert step.log_probs[row].exp().tolist() == pytest.approx(marginals, abs=1e-5)
-        items = found.items[user][: len(paths)]
+        items = found.items[user, : len(paths), 0]
         assert states[-1] == [tuple(row) for row in model.codes[items].tolist()]
         assert torch.equal(steps[-1].scores, found.scores[user][: len(paths)])
 
@@ -501,7 +293,7 @@ def test_samples_follow_the_softmax_where_digits_tell_nothing(steps: int) -> Non
     for filters, temperature in ((FILTERS["no filter"], 1.0), (FILTERS["both"], 2.0)):
         drawn = sampled(model, steps, filters, temperature)
         for user in range(USERS):
-            energies = model.energies(user, (None,) * 3) / temperature
+            energies = model.energies(user, model.blank) / temperature
             energies[~possible(model, filters, user)] = -np.inf
             chances = np.exp(energies - energies.max())
             assert_drawn_from(drawn[user], chances / chances.sum())
@@ -512,9 +304,9 @@ def test_samples_follow_the_ancestral_process(steps: int) -> None:
     model, filters = toy((3, 2), 6, seed=14), Filters(banned=(BANNED[0][:3], BANNED[1][:3]))
 
     @cache
-    def ended(user: int, state: State, step: int) -> tuple[float, ...]:
+    def ended(user: int, state: Digits, step: int) -> tuple[float, ...]:
         """(items,) the chances of where the process ends that comes to `step` with `state`."""
-        chances = probabilities(model, filters, user, state)
+        chances = probabilities(model, filters, user, (state,))
         if step == steps - 1:
             return tuple(chances)
         share = 1 / (steps - step)  # 1 - s / t with equal steps of noise

@@ -26,6 +26,7 @@ COUNTS = {
 }
 BRIEF = ["fit.steps=10", "validations=1", "width=16", "heads=2", "levels=3", "codes=8"]
 PRESETS = {"maskgr": "tiny", "maskgr-paper": "tiny-paper"}
+OWN = {"maskgr": ["session=2"], "maskgr-paper": ["dense.head=true"]}
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shop = fetch("synthetic", synthetic=SyntheticConfig(users=150, items=60))
         shop.save(folder / "shop")
         for model, preset in PRESETS.items():
-            own = ["dense.head=true"] if model == "maskgr-paper" else []
-            config = train_config(preset, [*BRIEF, *own], model=model)
+            config = train_config(preset, [*BRIEF, *OWN[model], "leave_out=2"], model=model)
             data, out = str(folder / "shop"), folder / model
             start_run(out, shop, config, data=data, data_config=DataConfig())
     return folder
@@ -79,8 +79,10 @@ def test_fetch_train_evaluate_recommend(maskgr: Callable[..., Outcome], tmp_path
     )
     assert report["recall@20"] >= report["recall@5"] > 0
     assert report["protocol"] == "unseen"
-    assert "retrieval" not in report
+    assert report["retrieval"] == "ranking"
+    assert report["order"] is report["steps"] is None
     table = maskgr("evaluate", run, "--split", "validation").out
+    assert "popularity: retrieval ranking, order -, steps -; " in table
     assert "oracle" in table
     assert "of oracle" in table
 
@@ -109,7 +111,9 @@ def test_a_result_names_the_decoding_that_produced_it(
     assert "retrieval generative, order random, steps 2, beams 20" in shown.out
     report = json.loads(maskgr("evaluate", runs / "maskgr", "--steps", 1, "--json").out)
     assert report["steps"] == 1
-    assert not {"order", "beams"} & set(report)  # they do not matter in one step
+    assert report["order"] is None  # it does not matter in one step
+    assert "beams" not in report
+    assert not {"remask", "guidance"} & set(report)  # they are off
 
     paper = runs / "maskgr-paper"
     report = json.loads(maskgr("evaluate", paper, "--users", 20, "--json").out)
@@ -120,7 +124,82 @@ def test_a_result_names_the_decoding_that_produced_it(
     assert "of the beams ended as no item" in maskgr("evaluate", paper, *words).out
     report = json.loads(maskgr("evaluate", paper, "--retrieval", "dense", "--json").out)
     assert report["retrieval"] == "dense"
-    assert "steps" not in report
+    assert report["order"] is report["steps"] is None
+    assert "beams" not in report
+
+
+def test_remasking_and_guidance_are_named_where_they_are_used(
+    maskgr: Callable[..., Outcome], runs: Path
+) -> None:
+    words = ("evaluate", runs / "maskgr", "--users", 5, "--remask", 1, "--guidance", 0.5)
+    report = json.loads(maskgr(*words, "--json").out)
+    assert (report["remask"], report["guidance"]) == (1, 0.5)
+    assert "guidance 0.5, remask 1" in maskgr(*words).out
+    report = json.loads(maskgr(*words, "--steps", 1, "--json").out)
+    assert report["beams"] == 20  # what is revealed anew depends on them
+    for option in ("--remask", "--guidance"):
+        outcome = maskgr("evaluate", runs / "maskgr-paper", option, 1)
+        assert outcome.code == 2
+        assert outcome.err.startswith("error: maskgr-paper ")
+
+
+@pytest.mark.parametrize("model", PRESETS)
+def test_sessions_are_evaluated(maskgr: Callable[..., Outcome], runs: Path, model: str) -> None:
+    words = ("evaluate", runs / model, "--session", 2, "--users", 30)
+    report = json.loads(maskgr(*words, "--json").out)
+    levels = 3 if model == "maskgr" else 4  # one digit is appended
+    named = {"session": 2, "retrieval": "generative", "order": "greedy", "beams": 10}
+    assert {name: report[name] for name in named} == named
+    assert report["steps"] == 2 * levels
+    assert 0 < report["session_recall@10"] < 1
+    interval = report["protocols"]["unseen"]["session_recall@10"]
+    assert interval["low"] <= interval["mean"] <= interval["high"]
+    wider = ("--k", "5,20", "--beams", 20, "--order", "random", "--steps", 3)
+    shown = maskgr(*words, *wider).out
+    assert "session_recall@5" in shown
+    assert "session 2, retrieval generative, order random, steps 3, beams 20" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--session", 3], "--session 3 needs 3 held-out items a user, and "),
+        (["--session", 2, "--k", "10,20"], "session_recall@20 needs 20 beams, and the search has"),
+        (["--session", 2, "--retrieval", "dense"], "sessions are generated, so --retrieval dense"),
+        (["--session", 2, "--steps", 9], "9 steps cannot reveal 8 digits; give 1 to 8"),
+        (["--session", 2, "--steps", 1, "--order", "random"], "--order has no effect on one step"),
+    ],
+)
+def test_impossible_session_evaluations_are_refused(
+    maskgr: Callable[..., Outcome], runs: Path, words: list[object], expected: str
+) -> None:
+    outcome = maskgr("evaluate", runs / "maskgr-paper", *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"error: {expected}")
+
+
+@pytest.mark.parametrize("model", PRESETS)
+def test_sessions_are_recommended(
+    maskgr: Callable[..., Outcome], runs: Path, tmp_path: Path, model: str
+) -> None:
+    words = ("recommend", runs / model, "--session", 2, "--top", 3)
+    one = (*words, "--history", "SKU-00001,SKU-00007", "--deny", "SKU-00002")
+    rows = json.loads(maskgr(*one, "--json").out)
+    assert [len(row["items"]) for row in rows] == [2, 2, 2]
+    assert {"item_id", "title"} <= set(rows[0]["items"][0])
+    shown = maskgr(*one).out
+    for row in rows:
+        for item in row["items"]:
+            assert item["item_id"] in shown
+            assert item["item_id"] != "SKU-00002"
+    (tmp_path / "in.jsonl").write_text('{"user_id": 7, "history": ["SKU-00001", "SKU-00007"]}\n')
+    files = ("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
+    assert maskgr(*words, *files).code == 0
+    found = json.loads((tmp_path / "out.jsonl").read_text())
+    assert [len(session) for session in found["sessions"]] == [2, 2, 2]
+    outcome = maskgr("recommend", runs / model, "--session", 50)
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: a session of 50 items is impossible with a model that")
 
 
 @pytest.mark.parametrize(
@@ -157,12 +236,32 @@ def test_explanations_show_the_steps(
     assert len(found["results"]) == 2
 
 
-def test_explanation_of_one_step_says_that_there_are_none(
+@pytest.mark.parametrize("model", PRESETS)
+def test_explanations_have_the_results_of_recommend(
+    maskgr: Callable[..., Outcome], runs: Path, model: str
+) -> None:
+    asked = (runs / model, "--history", "SKU-00001", "--top", 4, "--json")
+    for words in ((), ("--steps", 1), ("--beams", 2, "--deny", "SKU-00003", "--exclude-seen")):
+        found = json.loads(maskgr("explain", *asked, *words).out)
+        rows = json.loads(maskgr("recommend", *asked, *words).out)
+        results = [(row["item_id"], row["score"]) for row in found["results"]]
+        assert results == [(row["item_id"], row["score"]) for row in rows]
+    assert found["searched"] == 2
+
+
+def test_explanations_say_what_steps_do_not_show(
     maskgr: Callable[..., Outcome], runs: Path
 ) -> None:
-    words = ("explain", runs / "maskgr", "--history", "SKU-00001", "--steps", 1)
-    assert maskgr(*words).out.startswith("One step scores every item at once")
-    assert json.loads(maskgr(*words, "--json").out)["steps"] == []
+    paper = ("explain", runs / "maskgr-paper", "--history", "SKU-00001")
+    dense = maskgr(*paper, "--retrieval", "dense").out
+    assert dense.startswith("Dense retrieval scores every item at once")
+    assert "ranks the items of the beams by their dense score" in maskgr(*paper).out
+    words = ("explain", runs / "maskgr", "--history", "SKU-00001", "--beams", 2)
+    assert "The items after the first 2 are beyond the beams of these steps." in maskgr(*words).out
+    shown = maskgr(*words[:-2], "--steps", 1).out
+    assert "step 1" in shown
+    assert "digit 3 = " in shown
+    assert "beyond the beams" not in shown
 
 
 def test_recommendations_for_a_file(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ranx import Qrels, Run
 from ranx import evaluate as ranx_evaluate
 
-from maskgr.evaluation.metrics import Mean, metrics, ndcg, recall, top_items
+from maskgr.evaluation.metrics import Mean, metrics, ndcg, recall, session_recall, top_items
 
 
 def by_ranx(
@@ -91,6 +91,44 @@ def test_by_hand() -> None:
     both = (1 / math.log2(2) + 1 / math.log2(4)) / (1 + 1 / math.log2(3))
     assert ndcg(ranked, np.array([[9, 7]]), 4).tolist() == pytest.approx([both])
     assert recall(ranked, np.array([[9]]), 100).tolist() == [1]  # deeper than the list
+
+
+def test_session_recall_by_hand() -> None:
+    sessions = np.array(
+        [
+            [[1, 2], [3, 4], [5, 6]],
+            [[1, 2], [3, 4], [5, 6]],
+            [[7, 8], [-1, -1], [-1, -1]],  # fewer sessions than asked for
+        ]
+    )
+    # The first user: 3 is first in the second session, 6 is second in the third. The second user:
+    # 2 is there, but never first. The third: both are in the only session.
+    targets = np.array([[3, 6], [2, 9], [7, 8]])
+    assert session_recall(sessions, targets, 1).tolist() == [0, 0, 1]
+    assert session_recall(sessions, targets, 2).tolist() == [0.5, 0, 1]
+    assert session_recall(sessions, targets, 3).tolist() == [1, 0, 1]
+    assert session_recall(sessions, targets, 9).tolist() == [1, 0, 1]  # deeper than the list
+
+
+@pytest.mark.parametrize("items", [1, 2, 3])
+def test_session_recall_is_the_recall_of_each_position_averaged(items: int) -> None:
+    rng = np.random.default_rng(items)
+    sessions = rng.integers(0, 9, size=(40, 10, items))
+    targets = rng.integers(0, 9, size=(40, items))
+    for k in (1, 5, 10):
+        positions = [
+            [float(targets[u, p] in sessions[u, :k, p]) for p in range(items)] for u in range(40)
+        ]
+        expected = np.mean(positions, axis=1)
+        np.testing.assert_allclose(session_recall(sessions, targets, k), expected, atol=1e-12)
+
+
+def test_session_recall_of_one_item_is_recall() -> None:
+    rng = np.random.default_rng(0)
+    ranked, targets = np.argsort(rng.random((40, 20)), axis=1), rng.integers(0, 20, size=(40, 1))
+    for k in (1, 5, 10):
+        found = session_recall(ranked[:, :, None], targets, k)
+        np.testing.assert_array_equal(found, recall(ranked, targets, k))
 
 
 @settings(max_examples=200)

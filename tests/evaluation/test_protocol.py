@@ -13,7 +13,7 @@ from maskgr.data.synthetic import Shop, generate
 from maskgr.errors import RequestError
 from maskgr.evaluation import protocol
 from maskgr.evaluation.metrics import recall, top_items
-from maskgr.evaluation.protocol import evaluate
+from maskgr.evaluation.protocol import evaluate, evaluate_sessions
 from maskgr.evaluation.ranking import Query, Ranked
 
 # Three users of a catalogue of four items.
@@ -80,6 +80,80 @@ def test_share_of_invalid_beams_is_averaged_where_there_is_one() -> None:
     assert evaluate(falling(), HOLDOUT, 4, ks=(1,)).invalid_share is None
     ranker = Fixed(-np.arange(4.0), invalid_shares=[0.2, 0.4])
     assert evaluate(ranker, HOLDOUT, 4, ks=(1,)).invalid_share == pytest.approx(0.3)
+
+
+# The same users, who went on with two items each.
+PAIRS = Holdout(np.arange(3), HISTORIES, np.array([[2, 3], [3, 3], [3, 2]], dtype=np.int32))
+
+
+@dataclass
+class FixedSessions:
+    """The same sessions for everybody, best first, without those that hold an excluded item."""
+
+    plans: list[list[int]]
+    asked: list[tuple[Query, int]] = field(default_factory=list)
+
+    def sessions(self, query: Query, items: int) -> np.ndarray:
+        self.asked.append((query, items))
+        found = np.full((len(query.histories), query.top, items), -1, dtype=np.int64)
+        for user in range(len(found)):
+            banned = [] if query.excluded is None else query.excluded[user].tolist()
+            own = [plan[:items] for plan in self.plans if not set(plan) & set(banned)]
+            found[user, : len(own[: query.top])] = own[: query.top]
+        return found
+
+
+def test_average_session_recall_under_both_protocols() -> None:
+    planner = FixedSessions([[0, 3], [3, 2], [2, 3], [3, 3]])
+    result = evaluate_sessions(planner, PAIRS, 2, ks=(1, 2, 4), beams=4)
+    assert result.users == 3
+    names = ["session_recall@1", "session_recall@2", "session_recall@4"]
+    assert list(result.metrics["all"]) == names
+    # Shares of the two positions that are found for each user.
+    expected = {
+        "all": [[0.5, 0.5, 0.0], [0.5, 1.0, 1.0], [1.0, 1.0, 1.0]],
+        # What is left: [3, 2], [2, 3], [3, 3] for the first; [3, 3] for the others.
+        "unseen": [[0.0, 1.0, 0.5], [1.0, 1.0, 0.5], [1.0, 1.0, 0.5]],
+    }
+    for way, rows in expected.items():
+        for name, shares in zip(names, rows, strict=True):
+            found = result.metrics[way][name]  # type: ignore[index]
+            assert found.mean == pytest.approx(np.mean(shares))
+            assert found.low <= found.mean <= found.high
+    assert result.to_dict("unseen")["session_recall@1"] == pytest.approx(0.5)
+    assert [(query.top, items) for query, items in planner.asked] == [(4, 2)] * 2
+
+
+def test_session_recall_of_fewer_items_than_held_out_asks_for_the_first() -> None:
+    planner = FixedSessions([[2], [3]])
+    result = evaluate_sessions(planner, PAIRS, 1, ks=(1,), protocols=("all",))
+    assert result.metrics["all"]["session_recall@1"].mean == pytest.approx(1 / 3)
+    assert planner.asked[0][0].top == 10  # the paper's beams
+
+
+def test_session_recall_at_k_does_not_depend_on_other_k() -> None:
+    planner = FixedSessions([[0, 3], [3, 2], [2, 3], [3, 3]])
+    alone = evaluate_sessions(planner, PAIRS, 2, ks=(2,), beams=4).metrics
+    together = evaluate_sessions(planner, PAIRS, 2, ks=(1, 2, 4), beams=4).metrics
+    for name in ("all", "unseen"):
+        assert alone[name]["session_recall@2"] == together[name]["session_recall@2"]
+    assert {query.top for query, _ in planner.asked} == {4}  # the same search for all
+
+
+@pytest.mark.parametrize(
+    ("items", "ks", "expected"),
+    [
+        (3, (1,), "a session of 3 does not fit the 2 held-out items of each user; ask for 1 to 2"),
+        (0, (1,), "a session of 0 does not fit the 2 held-out items"),
+        (2, (5, 20), "session_recall@20 needs 20 beams, and the search has 10; give --beams 20"),
+        (2, (0,), "metrics at K = 0 are impossible; use K >= 1"),
+    ],
+)
+def test_raises_when_sessions_cannot_be_measured(
+    items: int, ks: tuple[int, ...], expected: str
+) -> None:
+    with pytest.raises(RequestError, match=expected):
+        evaluate_sessions(FixedSessions([[0, 1, 2]]), PAIRS, items, ks=ks)
 
 
 @pytest.fixture(scope="module")

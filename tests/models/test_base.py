@@ -61,7 +61,7 @@ def test_changed_config_survives_json() -> None:
         "maskgr",
         MaskGRConfig(
             TransformerConfig(layers=3, width=24, heads=3, dropout=0.0),
-            text=False,
+            items="id",
             sids=SidsConfig(quantizer=QuantizerConfig("opq", codes=16), unique="reassign"),
             decoding=DecodingConfig(order="random", steps=2),
         ),
@@ -79,10 +79,10 @@ def test_a_user_can_reach_at_most_sixty_settings(config: TrainConfig) -> None:
 
 
 def test_capabilities_of_each_model() -> None:
-    generates = ["decode digits", "sample", "add items"]
+    generates = ["decode digits", "plan sessions", "sample", "add items"]
     assert {name: capabilities(model_class(name)) for name in MODELS} == {
         "maskgr": generates,
-        "maskgr-paper": ["decode digits", "plan sessions", "sample", "add items"],
+        "maskgr-paper": generates,
         "sasrec": ["add items"],
         "neighbours": ["add items"],
         "popularity": ["add items"],
@@ -94,7 +94,7 @@ def test_require_names_the_models_that_can() -> None:
     assert require(model, AddsItems) is model
     for capability, able in (
         (Decodes, "cannot decode digits; maskgr, maskgr-paper can"),
-        (PlansSessions, "cannot plan sessions; maskgr-paper can"),
+        (PlansSessions, "cannot plan sessions; maskgr, maskgr-paper can"),
         (Samples, "cannot sample; maskgr, maskgr-paper can"),
     ):
         assert capability in CAPABILITIES.values()
@@ -127,11 +127,11 @@ def test_raises_when_there_is_no_such_preset() -> None:
 
 
 def test_settings_go_on_top_of_a_preset() -> None:
-    config = train_config("tiny", ["learning_rate=0.5", "model.text=false"], seed=3, device="cpu")
+    config = train_config("tiny", ["learning_rate=0.5", "model.items=id"], seed=3, device="cpu")
     tiny = train_config("tiny")
     assert config == replace(
         tiny,
-        model=replace(tiny.model, text=False),
+        model=replace(tiny.model, items="id"),
         fit=replace(tiny.fit, learning_rate=0.5),
         seed=3,
         device="cpu",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import polars as pl
@@ -29,6 +30,7 @@ from maskgr.models.sasrec import (
     earlier_items,
     without_last,
 )
+from maskgr.nn.item_vectors import ItemSource
 from maskgr.nn.softmax import NegativeSampler
 from maskgr.nn.transformer import TransformerConfig
 from maskgr.sids.config import EncoderConfig
@@ -52,11 +54,11 @@ COUNTS = np.arange(ITEMS) % 5
 BATCH = Sequences.of([[7], [3, 3, 5], [0, 2, 0, 9], [4, 1, 8, 6]])
 
 
-def model(text: bool = False, limit: int = 20, **settings: object) -> SASRec:
-    config = SASRecConfig(NETWORK, text=text, **settings)  # type: ignore[arg-type]
+def model(source: ItemSource = "id", limit: int = 20, **settings: object) -> SASRec:
+    config = SASRecConfig(NETWORK, items=source, **settings)  # type: ignore[arg-type]
     torch.manual_seed(0)
-    made = SASRec(config, COUNTS, torch.from_numpy(texts()) if text else None, limit)
-    if text:
+    made = SASRec(config, COUNTS, torch.from_numpy(texts()) if source != "id" else None, limit)
+    if source != "id":
         made.text = ItemText(texts(), EncoderConfig("embeddings"))
     randomise(made)
     return made.eval()
@@ -105,12 +107,12 @@ def test_the_order_of_a_history_matters() -> None:
     assert not torch.allclose(first, second)
 
 
-@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("source", get_args(ItemSource))
 @pytest.mark.parametrize("repeat_bias", [False, True])
 def test_ranking_equals_dense_scores(
-    text: bool, repeat_bias: bool, monkeypatch: pytest.MonkeyPatch
+    source: ItemSource, repeat_bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = model(text, limit=4, repeat_bias=repeat_bias)
+    own = model(source, limit=4, repeat_bias=repeat_bias)
     expected = log_probs(own, HISTORIES)
     for query in queries():
         assert_same(own.rank(query), ranked_by(expected, query))
@@ -233,7 +235,7 @@ def test_an_empty_part_has_no_loss_and_gradients_of_zero() -> None:
 def test_repeat_bias_goes_with_the_softmax_loss_alone() -> None:
     with pytest.raises(RequestError, match="repeat_bias goes with loss=softmax, not with bce"):
         SASRecConfig(loss="bce", repeat_bias=True)
-    with pytest.raises(RequestError, match="negatives is 0; use 1 or more"):
+    with pytest.raises(RequestError, match="negatives is 0; give a whole number from 1 up"):
         SASRecConfig(negatives=0)
 
 
@@ -264,7 +266,7 @@ def test_distinct_pairs_and_sequences_without_their_last(rows: list[list[int]]) 
 
 
 def test_new_items_are_known_by_their_text() -> None:
-    own = model(text=True, repeat_bias=True)
+    own = model("text", repeat_bias=True)
     best = int(own.rank(Query(Sequences.of([[3, 1]]), 1)).items[0, 0])
     new = np.stack([texts()[best], np.full(TEXT, 7, dtype=np.float32)])
     grown = own.with_items(pl.DataFrame({"item_id": ["x", "y"]}), new)
@@ -281,13 +283,13 @@ def test_new_items_are_known_by_their_text() -> None:
 
 
 def test_raises_for_new_items_when_items_are_ids_alone() -> None:
-    with pytest.raises(RequestError, match="knows nothing of new items; train one with text=true"):
+    with pytest.raises(RequestError, match="knows nothing of new items; train one with items=text"):
         model().with_items(pl.DataFrame({"item_id": ["x"]}), None)
 
 
-@pytest.mark.parametrize("text", [False, True])
-def test_saved_and_loaded_model_ranks_alike(text: bool, tmp_path: Path) -> None:
-    own = model(text, limit=4, repeat_bias=True)
+@pytest.mark.parametrize("source", get_args(ItemSource))
+def test_saved_and_loaded_model_ranks_alike(source: ItemSource, tmp_path: Path) -> None:
+    own = model(source, limit=4, repeat_bias=True)
     own.save(tmp_path)
     config = TrainConfig("sasrec", own.config, FitConfig(), history_limit=4, device="cpu")
     loaded = SASRec.load(tmp_path, config)
@@ -297,15 +299,16 @@ def test_saved_and_loaded_model_ranks_alike(text: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "text"), [("softmax", True), ("softmax", False), ("sampled", False), ("bce", False)]
+    ("loss", "source"),
+    [("softmax", "text"), ("softmax", "both"), ("softmax", "id"), ("sampled", "id"), ("bce", "id")],
 )
-def test_learns_which_item_comes_next(loss: str, text: bool, tmp_path: Path) -> None:
+def test_learns_which_item_comes_next(loss: str, source: ItemSource, tmp_path: Path) -> None:
     data = shop()
     split = leave_out(data.histories)
     network = replace(NETWORK, layers=1, width=16, dropout=0.0)
     config = TrainConfig(
         "sasrec",
-        SASRecConfig(network, loss, negatives=8, text=text),  # type: ignore[arg-type]
+        SASRecConfig(network, loss, negatives=8, items=source),  # type: ignore[arg-type]
         FitConfig(steps=80, token_budget=200, learning_rate=1e-2, ema=0.9, validations=2),
         device="cpu",
     )

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
 from maskgr import Dataset, Recommender
 from maskgr.errors import DataError, RequestError
+from maskgr.recommender import Session
 from maskgr.serving import batch
 from maskgr.serving.batch import recommend_file
 
@@ -63,6 +66,26 @@ def test_goes_on_where_it_was_interrupted(
     assert recommend_file(recommender, source, target, 3) == 45
     assert target.read_bytes() == whole.read_bytes()
     assert not part.exists()
+
+
+def test_writes_sessions(
+    recommender: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def sessions(self: Recommender, histories: list[Any], items: int, top: int, **how: Any) -> Any:
+        asked.append((histories, items, top, how))
+        return [[Session(("b", "c"), -1.5), Session(("c", "b"), -math.inf)] for _ in histories]
+
+    monkeypatch.setattr(Recommender, "sessions", sessions)
+    write(tmp_path / "in", 2)
+    how: dict[str, Any] = {"exclude_seen": False, "unknown": "skip"}
+    done = recommend_file(recommender, tmp_path / "in", tmp_path / "o", 2, session=2, **how)
+    rows = [json.loads(line) for line in (tmp_path / "o").read_text().splitlines()]
+    assert done == 2
+    expected = {"sessions": [["b", "c"], ["c", "b"]], "scores": [-1.5, None]}
+    assert rows == [{"user_id": user, **expected} for user in ("u0", "u1")]
+    assert asked == [([["a"], ["b"]], 2, 2, {**how, "decoding": None})]
 
 
 def test_reads_gzip(recommender: Recommender, tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from maskgr.data.dataset import Dataset
     from maskgr.evaluation.metrics import Mean
     from maskgr.evaluation.protocol import Evaluation
     from maskgr.explain import Explanation
-    from maskgr.recommender import Recommendation, Recommender
+    from maskgr.recommender import Recommendation, Recommender, Session
     from maskgr.sids.report import Portrait, Report
 
 
@@ -102,24 +104,58 @@ def described(recommender: Recommender, found: list[Recommendation]) -> list[dic
     """Recommendations as rows: item_id, score, and the item's text columns."""
     import polars as pl
 
-    ids = pl.Series("item_id", [r.item_id for r in found], dtype=recommender.items["item_id"].dtype)
-    scored = pl.DataFrame([ids, pl.Series("score", [r.score for r in found], dtype=pl.Float64)])
-    scored = scored.with_columns(pl.col("score").replace([float("-inf")], None))
-    rows = scored.join(recommender.items, on="item_id", how="left", maintain_order="left")
-    return rows.to_dicts()
+    scores = [r.score if math.isfinite(r.score) else None for r in found]
+    column = pl.Series("score", scores, dtype=pl.Float64)
+    return _with_text(recommender, [r.item_id for r in found], column)
+
+
+def _with_text(
+    recommender: Recommender, ids: list[Any], *columns: pl.Series
+) -> list[dict[str, Any]]:
+    """Rows of item_id, the `columns` beside it, and the items' text columns."""
+    import polars as pl
+
+    known = pl.Series("item_id", ids, dtype=recommender.items["item_id"].dtype)
+    rows = pl.DataFrame([known, *columns])
+    return rows.join(recommender.items, on="item_id", how="left", maintain_order="left").to_dicts()
 
 
 def show_recommendations(rows: list[dict[str, Any]]) -> None:
-    """The score and the first text column, which is nearly always the title."""
-    label = next((name for name in list(rows[0])[2:]), None) if rows else None
-    columns = ["item_id", "score", *([label] if label else [])]
+    columns = ["item_id", "score", *_label(rows)]
     print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+def _label(rows: list[dict[str, Any]]) -> list[str]:
+    """The first text column, which is nearly always the title; none where there is none."""
+    return [name for name in (rows[0] if rows else ()) if name not in ("item_id", "score")][:1]
+
+
+def described_sessions(recommender: Recommender, found: list[Session]) -> list[dict[str, Any]]:
+    """Sessions as rows: score, and the items with their text columns."""
+    return [
+        {
+            "score": session.score if math.isfinite(session.score) else None,
+            "items": _with_text(recommender, list(session.item_ids)),
+        }
+        for session in found
+    ]
+
+
+def show_sessions(rows: list[dict[str, Any]]) -> None:
+    """A line an item; the session's number and score are beside its first item."""
+    label = _label(rows[0]["items"]) if rows else []
+    lines: list[list[Any]] = []
+    for number, row in enumerate(rows, 1):
+        for place, item in enumerate(row["items"]):
+            head = ["", ""] if place else [f"{number}", row["score"]]
+            lines.append([*head, *(item[column] for column in ("item_id", *label))])
+    print_table(["session", "score", "item_id", *label], lines)
 
 
 def show_explanation(recommender: Recommender, found: Explanation, most: int = 5) -> None:
     """The best beams after each step, then the recommendations."""
-    if not found.steps:
-        print("One step scores every item at once, so there are no steps to show.\n")
+    if found.retrieval == "dense":
+        print("Dense retrieval scores every item at once, so there are no steps to show.\n")
     for number, step in enumerate(found.steps, 1):
         rows = [
             (
@@ -134,15 +170,19 @@ def show_explanation(recommender: Recommender, found: Explanation, most: int = 5
         ]
         print_table(["digits", "revealed", "score", "items left"], rows, title=f"step {number}")
         print()
+    if found.retrieval == "unified":
+        print("Unified retrieval ranks the items of the beams by their dense score:\n")
     show_recommendations(described(recommender, list(found.results)))
+    if found.searched < len(found.results):
+        print(f"\nThe items after the first {found.searched} are beyond the beams of these steps.")
 
 
 def show_evaluations(
-    split: str, results: Mapping[str, Evaluation], decoding: Mapping[str, Any] | None = None
+    split: str, results: Mapping[str, Evaluation], decoding: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """A row for each model under each protocol, in percent with confidence intervals.
 
-    `decoding`: the settings that the results were decoded with.
+    `decoding`: model by model the settings that decided the result.
     """
     first = next(iter(results.values()))
     names = list(next(iter(first.metrics.values())))
@@ -158,10 +198,9 @@ def show_evaluations(
         if best is not None:
             rows.append(["oracle", protocol, *(_percent(best[name]) for name in names)])
     print_table(["", "protocol", *names], rows, title=f"{split}: {first.users:,} users, in percent")
-    if decoding:
-        print(", ".join(f"{name} {_shown(value)}" for name, value in decoding.items()))
     for model, result in results.items():
-        print(f"{model}: {result.users_per_second:,.0f} users per second")
+        settings = ", ".join(f"{name} {_shown(value)}" for name, value in decoding[model].items())
+        print(f"{model}: {settings}; {result.users_per_second:,.0f} users per second")
         if result.invalid_share is not None:
             print(f"{model}: {result.invalid_share:.2%} of the beams ended as no item")
 

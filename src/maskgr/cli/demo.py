@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from maskgr.cli.console import print_table, show_evaluations, show_explanation, show_report
+from maskgr.cli.options import decoding_used
 
 SHOWN = 6  # items of the example history
 
@@ -59,11 +60,12 @@ def run_demo(out: Path) -> None:
 
     print("\n4. Evaluated beside the oracle, which knows how the shop's users choose:\n")
     test = leave_out(dataset.histories).test
+    models["maskgr"] = maskgr
     results = {
         name: evaluate(model.ranker(), test, len(dataset.items), shop=shop)
-        for name, model in {**models, "maskgr": maskgr}.items()
+        for name, model in models.items()
     }
-    show_evaluations("test", results)
+    show_evaluations("test", results, {name: decoding_used(own) for name, own in models.items()})
 
     history = dataset.items[test.histories[0]]
     ids = history["item_id"].to_list()

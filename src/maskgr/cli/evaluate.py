@@ -11,10 +11,13 @@ from maskgr.cli.console import print_json, show_evaluations
 from maskgr.cli.options import (
     BeamsOption,
     CacheOption,
+    GuidanceOption,
     JsonOption,
     OrderOption,
+    RemaskOption,
     RetrievalOption,
     RunArgument,
+    SessionOption,
     StepsOption,
     UsersOption,
     choose_decoding,
@@ -38,13 +41,18 @@ def evaluate(
     protocol: Annotated[
         Protocol, typer.Option(help="The one whose figures are at the top level of the JSON.")
     ] = "all",
-    k: Annotated[str, typer.Option(help="Cut-offs of the metrics.")] = "5,10",
+    k: Annotated[
+        str | None, typer.Option(help="Cut-offs of the metrics: 5,10 by default, for sessions 10.")
+    ] = None,
     users: UsersOption = None,
+    session: SessionOption = None,
     retrieval: RetrievalOption = None,
     order: OrderOption = None,
     steps: StepsOption = None,
     beams: BeamsOption = None,
     cache: CacheOption = None,
+    remask: RemaskOption = None,
+    guidance: GuidanceOption = None,
     unconstrained: Annotated[
         bool, typer.Option("--unconstrained", help="Search digits that no item has, too.")
     ] = False,
@@ -53,39 +61,62 @@ def evaluate(
     """Measure recall and NDCG over the whole catalogue.
 
     Two protocols: `all` ranks every item, `unseen` leaves out the items of the user's history.
+    With --session, the average session recall instead: the share of the next items that one of the
+    sessions generated has at the same place.
     """
     from maskgr.data.open import shop_of
     from maskgr.data.splits import leave_out
+    from maskgr.evaluation.protocol import SESSION_BEAMS, evaluate_sessions
     from maskgr.evaluation.protocol import evaluate as measure
     from maskgr.recommender import Recommender
 
-    cutoffs = _cutoffs(k)
+    cutoffs = _cutoffs(k or ("5,10" if session is None else "10"))
     recommender = Recommender.load(run)
+    if session is not None and beams is None:
+        beams = SESSION_BEAMS
     decoding = choose_decoding(
         recommender,
+        session=session,
         retrieval=retrieval,
         order=order,
         steps=steps,
         beams=beams,
         cache=cache,
+        remask=remask,
+        guidance=guidance,
         constrained=False if unconstrained else None,
     )
+    held_out = recommender.config.leave_out
+    if session is not None and session > held_out:
+        raise RequestError(
+            f"--session {session} needs {session} held-out items a user, and {run} was trained "
+            f"with leave_out={held_out}; train with {_session_settings(recommender, session)}, or "
+            "ask for fewer"
+        )
     dataset = _data_of(recommender, run, data)
-    holdout = leave_out(dataset.histories, recommender.config.leave_out).holdout(split)
+    holdout = leave_out(dataset.histories, held_out).holdout(split)
     if users is not None:
         holdout = holdout.sample(users)
-    result = measure(
-        recommender.ranker(decoding),
-        holdout,
-        len(recommender.items),
-        ks=cutoffs,
-        shop=shop_of(dataset),
-    )
-    name, used = recommender.config.name, decoding_used(recommender, decoding)
+    if session is None:
+        ranker, shop = recommender.ranker(decoding), shop_of(dataset)
+        result = measure(ranker, holdout, len(recommender.items), ks=cutoffs, shop=shop)
+    else:
+        assert beams is not None
+        planner = recommender.planner(decoding)
+        result = evaluate_sessions(planner, holdout, session, ks=cutoffs, beams=beams)
+    name, used = recommender.config.name, decoding_used(recommender, decoding, session)
     if as_json:
         print_json({"model": name, "split": split, **used, **result.to_dict(protocol)})
     else:
-        show_evaluations(split, {name: result}, used)
+        show_evaluations(split, {name: result}, {name: used})
+
+
+def _session_settings(recommender: Recommender, session: int) -> str:
+    """The settings of a training after which such sessions can be evaluated."""
+    keys = ["leave_out"]
+    if hasattr(recommender.config.model, "session"):  # trained for sessions of so many items
+        keys.append("session")
+    return " ".join(f"--set {key}={session}" for key in keys)
 
 
 def _data_of(recommender: Recommender, run: Path, given: str | None) -> Dataset:

@@ -9,22 +9,31 @@ import typer
 
 from maskgr.cli.console import (
     described,
+    described_sessions,
     interruptible,
     print_json,
     show_explanation,
     show_recommendations,
+    show_sessions,
 )
 from maskgr.cli.options import (
+    AllowOption,
     BeamsOption,
     CacheOption,
+    DenyOption,
+    GuidanceOption,
     HistoryOption,
     JsonOption,
     OrderOption,
+    RemaskOption,
     RetrievalOption,
     RunArgument,
+    SeenOption,
+    SessionOption,
     StepsOption,
     UnknownOption,
     choose_decoding,
+    listed,
     split_ids,
 )
 from maskgr.errors import DataError, RequestError
@@ -33,7 +42,8 @@ from maskgr.errors import DataError, RequestError
 def recommend(
     run: RunArgument,
     history: HistoryOption = "",
-    top: Annotated[int, typer.Option(help="How many items.")] = 10,
+    top: Annotated[int, typer.Option(help="How many items, or sessions.")] = 10,
+    session: SessionOption = None,
     source: Annotated[
         Path | None,
         typer.Option("--input", help='JSONL, a line per user: {"user_id": …, "history": […]}.'),
@@ -41,24 +51,20 @@ def recommend(
     target: Annotated[
         Path | None, typer.Option("--output", help="JSONL to write; resumed if interrupted.")
     ] = None,
-    allow: Annotated[str, typer.Option(help="Only these item IDs.")] = "",
-    deny: Annotated[str, typer.Option(help="None of these item IDs.")] = "",
-    exclude_seen: Annotated[
-        bool | None,
-        typer.Option(
-            "--exclude-seen/--include-seen",
-            help="Leave out the items of the history; by default where users never repeat an item.",
-        ),
-    ] = None,
+    allow: AllowOption = "",
+    deny: DenyOption = "",
+    exclude_seen: SeenOption = None,
     unknown: UnknownOption = "raise",
     retrieval: RetrievalOption = None,
     order: OrderOption = None,
     steps: StepsOption = None,
     beams: BeamsOption = None,
     cache: CacheOption = None,
+    remask: RemaskOption = None,
+    guidance: GuidanceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend next items, for one history or a file of them."""
+    """Recommend next items, or sessions of them, for one history or a file of histories."""
     from maskgr.recommender import Recommender
     from maskgr.serving.batch import recommend_file
 
@@ -68,7 +74,15 @@ def recommend(
         )
     recommender = Recommender.load(run)
     decoding = choose_decoding(
-        recommender, retrieval=retrieval, order=order, steps=steps, beams=beams, cache=cache
+        recommender,
+        session=session,
+        retrieval=retrieval,
+        order=order,
+        steps=steps,
+        beams=beams,
+        cache=cache,
+        remask=remask,
+        guidance=guidance,
     )
     if source and target:
         with interruptible("the same command goes on"):
@@ -77,48 +91,72 @@ def recommend(
                 source,
                 target,
                 top,
+                session=session,
                 exclude_seen=exclude_seen,
                 unknown=unknown,
                 decoding=decoding,
             )
         print(f"{done:,} users; saved to {target}")
         return
-    found = recommender.recommend(
-        split_ids(history),
-        top,
-        exclude_seen=exclude_seen,
-        allow=split_ids(allow) if allow else None,
-        deny=split_ids(deny),
-        unknown=unknown,
-        decoding=decoding,
-    )
-    rows = described(recommender, found)
+    how = {
+        "exclude_seen": exclude_seen,
+        **listed(allow, deny),
+        "unknown": unknown,
+        "decoding": decoding,
+    }
+    if session is None:
+        rows = described(recommender, recommender.recommend(split_ids(history), top, **how))
+        show = show_recommendations
+    else:
+        found = recommender.sessions(split_ids(history), session, top, **how)
+        rows, show = described_sessions(recommender, found), show_sessions
     if as_json:
         print_json(rows)
     else:
-        show_recommendations(rows)
+        show(rows)
 
 
 def explain(
     run: RunArgument,
     history: HistoryOption = "",
     top: Annotated[int, typer.Option(help="How many items.")] = 5,
+    allow: AllowOption = "",
+    deny: DenyOption = "",
+    exclude_seen: SeenOption = None,
     unknown: UnknownOption = "raise",
+    retrieval: RetrievalOption = None,
     order: OrderOption = None,
     steps: StepsOption = None,
     beams: BeamsOption = None,
     cache: CacheOption = None,
+    remask: RemaskOption = None,
+    guidance: GuidanceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how a recommendation is generated, step by step."""
+    """Show how the recommendations of `maskgr recommend` are generated, step by step."""
     from maskgr.explain import explain as trace
     from maskgr.recommender import Recommender
 
     recommender = Recommender.load(run)
     decoding = choose_decoding(
-        recommender, retrieval="generative", order=order, steps=steps, beams=beams, cache=cache
+        recommender,
+        retrieval=retrieval,
+        order=order,
+        steps=steps,
+        beams=beams,
+        cache=cache,
+        remask=remask,
+        guidance=guidance,
     )
-    found = trace(recommender, split_ids(history), top, decoding=decoding, unknown=unknown)
+    found = trace(
+        recommender,
+        split_ids(history),
+        top,
+        exclude_seen=exclude_seen,
+        **listed(allow, deny),
+        unknown=unknown,
+        decoding=decoding,
+    )
     if as_json:
         print_json(found.to_dict())
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from maskgr.errors import RequestError
 from maskgr.settings import require_at_least, require_choice
 
 Retrieval = Literal["auto", "generative", "dense", "unified"]
@@ -28,6 +29,11 @@ class DecodingConfig:
     cache: Cache = "auto"
     """Whether the history is encoded once (`frozen`) or for every beam and step (`off`); `auto` is
     `frozen` where that is exact."""
+    guidance: float = 0.0
+    """Classifier-free guidance: how much further queries go away from those of an empty history."""
+    remask: int = 0
+    """Digits of each result that are taken back and revealed anew, in one more evaluation: those
+    that were the least probable when they were revealed."""
     constrained: bool = True
     """Search only digits that some item of the catalogue has."""
 
@@ -37,3 +43,6 @@ class DecodingConfig:
         require_choice("decoding.cache", self.cache, Cache)
         require_at_least("decoding.steps", self.steps, 0)
         require_at_least("decoding.beams", self.beams, 1)
+        require_at_least("decoding.remask", self.remask, 0)
+        if not 0 <= self.guidance < float("inf"):
+            raise RequestError(f"decoding.guidance is {self.guidance}; it must be 0 or more")

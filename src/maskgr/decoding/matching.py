@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from maskgr.nn.item_vectors import Table
+
 GATHERED = 2**22  # numbers of item vectors that are gathered at once
 
 
@@ -182,7 +184,7 @@ class Remaining:
         return self.filters.without(users, groups, sizes)[place]
 
 
-def pair_energies(queries: Tensor, table: Tensor, rows: Tensor, items: Tensor) -> Tensor:
+def pair_energies(queries: Tensor, table: Table, rows: Tensor, items: Tensor) -> Tensor:
     """(pairs,) the products of queries `rows` and item vectors `items`, in float32."""
     size = max(1, GATHERED // table.shape[1])
     pairs = zip(torch.split(rows, size), torch.split(items, size), strict=True)

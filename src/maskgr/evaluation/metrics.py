@@ -1,4 +1,4 @@
-"""Item-level Recall@K and NDCG@K over the whole catalogue, one value a user."""
+"""Recall@K and NDCG@K of items over the whole catalogue, and session recall@K: one value a user."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ def ndcg(ranked: npt.NDArray[Any], targets: npt.NDArray[Any], k: int) -> Floats:
     ideal: Floats = np.cumsum(discounts)[np.minimum(distinct(targets), k) - 1]
     gains: Floats = hits @ discounts[: hits.shape[1]]
     return gains / ideal
+
+
+def session_recall(sessions: npt.NDArray[Any], targets: npt.NDArray[Any], k: int) -> Floats:
+    """(users,) the share of positions at which one of the first `k` sessions has the target.
+
+    sessions (users, depth, items), best first; targets (users, items) in the order they came.
+    """
+    found: npt.NDArray[np.bool_] = (sessions[:, :k] == targets[:, None, :]).any(axis=1)
+    shares: Floats = found.mean(axis=1)
+    return shares
 
 
 @dataclass(frozen=True)

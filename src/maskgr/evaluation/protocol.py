@@ -20,10 +20,11 @@ from maskgr.data.synthetic import Shop
 from maskgr.errors import RequestError
 from maskgr.evaluation.config import PROTOCOLS as PROTOCOLS
 from maskgr.evaluation.config import Protocol as Protocol
-from maskgr.evaluation.metrics import Mean, metrics, top_items
-from maskgr.evaluation.ranking import Query, Ranker
+from maskgr.evaluation.metrics import Mean, metrics, session_recall, top_items
+from maskgr.evaluation.ranking import Query, Ranker, SessionPlanner
 
 BATCH = 1024  # users ranked at once
+SESSION_BEAMS = 10  # of a search for sessions, as in the paper
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,13 @@ def evaluate(
     protocols: Sequence[Protocol] = PROTOCOLS,
 ) -> Evaluation:
     """Answers every question of `holdout` from a catalogue of `n_items` under each protocol."""
-    if not ks or min(ks) < 1:
-        raise RequestError(f"metrics at K = {', '.join(map(str, ks))} are impossible; use K >= 1")
+    _require_cutoffs(ks)
     depth = min(max(ks), n_items)
     found: dict[Protocol, dict[str, Mean]] = {}
     shares: list[float] = []
     start = time.perf_counter()
     for protocol in protocols:
-        seen = holdout.histories if protocol == "unseen" else None
-        ranked = ranker.rank(Query(holdout.histories, depth, excluded=seen))
+        ranked = ranker.rank(_query(holdout, depth, protocol))
         found[protocol] = metrics(ranked.items, holdout.targets, ks)
         if ranked.invalid_share is not None:
             shares.append(ranked.invalid_share)
@@ -84,6 +83,56 @@ def evaluate(
         invalid_share=float(np.mean(shares)) if shares else None,
         oracle=None if shop is None else _oracle(shop, holdout, ks),
     )
+
+
+def evaluate_sessions(
+    planner: SessionPlanner,
+    holdout: Holdout,
+    items: int,
+    *,
+    ks: Sequence[int] = (10,),
+    beams: int = SESSION_BEAMS,
+    protocols: Sequence[Protocol] = PROTOCOLS,
+) -> Evaluation:
+    """The average session recall@K: the next `items` items of each user, planned together.
+
+    beams: sessions that the search ends with. A wider search finds other sessions, so all cut-offs
+        are measured on the results of one and the same search.
+    """
+    _require_cutoffs(ks)
+    if max(ks) > beams:
+        raise RequestError(
+            f"session_recall@{max(ks)} needs {max(ks)} beams, and the search has {beams}; give "
+            f"--beams {max(ks)}"
+        )
+    held_out = holdout.targets.shape[1]
+    if not 1 <= items <= held_out:
+        raise RequestError(
+            f"a session of {items} does not fit the {held_out} held-out items of each user; ask "
+            f"for 1 to {held_out}, or hold out more"
+        )
+    found: dict[Protocol, dict[str, Mean]] = {}
+    start = time.perf_counter()
+    for protocol in protocols:
+        sessions = planner.sessions(_query(holdout, beams, protocol), items)
+        found[protocol] = {
+            f"session_recall@{k}": Mean.of(session_recall(sessions, holdout.targets[:, :items], k))
+            for k in ks
+        }
+    seconds = time.perf_counter() - start
+    questions = len(holdout.users)
+    return Evaluation(questions, found, len(protocols) * questions / max(seconds, 1e-9))
+
+
+def _require_cutoffs(ks: Sequence[int]) -> None:
+    if not ks or min(ks) < 1:
+        raise RequestError(f"metrics at K = {', '.join(map(str, ks))} are impossible; use K >= 1")
+
+
+def _query(holdout: Holdout, top: int, protocol: Protocol) -> Query:
+    """The questions of `holdout` under a protocol."""
+    seen = holdout.histories if protocol == "unseen" else None
+    return Query(holdout.histories, top, excluded=seen)
 
 
 def _oracle(shop: Shop, holdout: Holdout, ks: Sequence[int]) -> dict[Protocol, dict[str, Mean]]:

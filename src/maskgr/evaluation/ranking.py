@@ -1,4 +1,4 @@
-"""A question to a model and its answer: what evaluation knows of models."""
+"""A question to a model and its answers: what evaluation knows of models."""
 
 from __future__ import annotations
 
@@ -38,3 +38,11 @@ class Ranker(Protocol):
     """Anything that answers queries."""
 
     def rank(self, query: Query) -> Ranked: ...
+
+
+class SessionPlanner(Protocol):
+    """Anything that answers queries with sessions: several next items, in the order they come."""
+
+    def sessions(self, query: Query, items: int) -> npt.NDArray[np.int64]:
+        """(users, top, items) item numbers, the best session first; -1 where there are no more."""
+        ...

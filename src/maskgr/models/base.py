@@ -122,9 +122,10 @@ class Training:
         *,
         work: Workspace | None = None,
         label: str = "training",
-    ) -> None:
-        """Trains a network as the configuration says, or as `fit_config` does."""
-        fit(
+    ) -> dict[str, float]:
+        """Trains a network as the configuration says, or as `fit_config` does; returns its
+        validation with all users."""
+        return fit(
             network,
             self.split,
             fit_config or self.config.fit,
@@ -171,7 +172,7 @@ class Decodes(Protocol):
     def decode(self, query: Query, decoding: DecodingConfig) -> Ranked: ...
 
     def trace(self, query: Query, decoding: DecodingConfig) -> tuple[Ranked, list[list[Step]]]:
-        """The same with each step of each user's search; no steps where none were taken."""
+        """The same with each step of each user's search; dense retrieval has no steps."""
         ...
 
     def decoding(self) -> DecodingConfig:

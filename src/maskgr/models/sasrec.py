@@ -26,7 +26,7 @@ from maskgr.errors import RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training
-from maskgr.nn.item_vectors import ItemVectors
+from maskgr.nn.item_vectors import DigitVectors, ItemSource, ItemVectors, Table
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import (
     Bonus,
@@ -37,11 +37,13 @@ from maskgr.nn.softmax import (
 )
 from maskgr.nn.transformer import Dropout, Encoder, Layout, TransformerConfig, causal_mask
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
+from maskgr.settings import require_at_least, require_choice
 from maskgr.sids.config import EncoderConfig
 from maskgr.sids.item_text import ItemText
 from maskgr.training.fit import Batch, FitConfig, Trainable
 
 RANK_TOKENS = 16_384  # items of the histories that are encoded at once
+WRITTEN_OUT = 2**20  # items whose vectors are computed once and kept, where they are sums of digits
 WEIGHTS = "network.safetensors"
 
 
@@ -52,16 +54,16 @@ class SASRecConfig:
     """Cross-entropy over all items, over sampled ones, or binary with one negative (published)."""
     negatives: int = 1024
     """Items that a batch is contrasted with where the loss is `sampled`."""
-    text: bool = False
-    """Item vectors are made of the items' texts too."""
+    items: ItemSource = "id"
+    """Item vectors are learned from IDs, from texts with IDs on top, or from both side by side."""
     repeat_bias: bool = False
     """Learn how much more, or less, likely the items of a history are to come again."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """How texts become vectors."""
 
     def __post_init__(self) -> None:
-        if self.negatives < 1:
-            raise RequestError(f"negatives is {self.negatives}; use 1 or more")
+        require_choice("items", self.items, ItemSource)
+        require_at_least("negatives", self.negatives, 1)
         if self.repeat_bias and self.loss != "softmax":
             raise RequestError(
                 f"repeat_bias goes with loss=softmax, not with {self.loss}; leave one out"
@@ -87,7 +89,7 @@ class SASRec(Trainable):
     """The network, and the model: it is trained by `fit` and ranks items."""
 
     about: ClassVar = "causal transformer over item IDs, or IDs and text"
-    needs: ClassVar = "nothing; item text where text=true"
+    needs: ClassVar = "nothing; item text where items=text or both"
     Config: ClassVar[type[Any]] = SASRecConfig
     supports_ddp: ClassVar = True
     uses_sids: ClassVar = False
@@ -99,13 +101,15 @@ class SASRec(Trainable):
         counts: npt.NDArray[np.int64],
         embeddings: Tensor | None = None,
         history_limit: int = 20,
+        vectors: nn.Module | None = None,
     ) -> None:
-        """`counts` (items,): training events of each item, from which negatives are drawn."""
+        """`counts` (items,): training events of each item, from which negatives are drawn.
+        `vectors`: the item vectors, where they are not made of IDs and `embeddings`."""
         super().__init__()
         self.config, self.history_limit, self.counts = config, history_limit, counts
         self.text: ItemText | None = None
         width = config.transformer.width
-        self.items = ItemVectors(width, len(counts), embeddings)
+        self.items = vectors or ItemVectors(width, len(counts), embeddings, config.items)
         self.start = nn.Parameter(torch.randn(1, width))
         self.dropout = Dropout(config.transformer.dropout)
         self.encoder = Encoder(config.transformer)
@@ -145,10 +149,15 @@ class SASRec(Trainable):
         found: Tensor = self.query(hidden) * self.width**-0.5
         return found
 
-    def table(self) -> Tensor:
-        """(items, width) the vectors of the whole catalogue; kept until `train` or `eval`."""
+    def table(self) -> Table:
+        """(items, width) the vectors of the whole catalogue; kept until `train` or `eval`.
+
+        Sums of digits' vectors are not written out for catalogues above a million items.
+        """
         if self._table is not None and not torch.is_grad_enabled():
             return self._table
+        if isinstance(self.items, DigitVectors) and len(self.counts) > WRITTEN_OUT:
+            return self.items.table()
         vectors: Tensor = self.items()
         if not (self.training or torch.is_grad_enabled()):
             self._table = vectors
@@ -157,7 +166,7 @@ class SASRec(Trainable):
     def _vectors(self, numbers: Tensor) -> Tensor:
         """(items, width) of some items; looked up in the table while weights do not change."""
         if not (self.training or torch.is_grad_enabled()):
-            return self.table().index_select(0, numbers)
+            return self.table()[numbers]
         vectors: Tensor = self.items(numbers)
         return vectors
 
@@ -178,10 +187,25 @@ class SASRec(Trainable):
             return 0 * sum((p.sum() for p in self.parameters()), self.start.sum())
         hidden, _ = self.encode(without_last(batch.sequences))
         targets = torch.from_numpy(batch.sequences.values).to(self.device).long()
-        queries = self.queries(hidden)
+        bonus = self.repeat_bonus(*earlier_items(batch.sequences))
+        table = self.items() if self.config.loss == "softmax" else None
+        return self.loss(self.queries(hidden), table, targets, batch, bonus)
+
+    def loss(
+        self,
+        queries: Tensor,
+        table: Tensor | None,
+        targets: Tensor,
+        batch: Batch,
+        bonus: Bonus | None,
+    ) -> Tensor:
+        """() the summed loss of `queries` (rows, width) that ask for `targets` (rows,).
+
+        `table` (items, width) is for the softmax over all items; samples need no more than theirs.
+        """
         if not isinstance(batch, NegativeBatch):
-            bonus = self.repeat_bonus(*earlier_items(batch.sequences))
-            return catalogue_cross_entropy(queries, self.items(), targets, bonus=bonus)
+            assert table is not None
+            return catalogue_cross_entropy(queries, table, targets, bonus=bonus)
         negatives = batch.negatives.to(self.device)
         if self.config.loss == "bce":
             return binary_cross_entropy(queries, self.items(targets), self.items(negatives))
@@ -249,7 +273,7 @@ class SASRec(Trainable):
     @classmethod
     def learn(cls, training: Training) -> Self:
         own: SASRecConfig = training.config.model
-        text = item_text(training, own.encoder) if own.text else None
+        text = item_text(training, own.encoder) if own.items != "id" else None
         torch.manual_seed(training.config.seed)
         embeddings = None if text is None else torch.from_numpy(text.embeddings)
         model = cls(own, training.counts, embeddings, training.config.history_limit)
@@ -261,22 +285,24 @@ class SASRec(Trainable):
         """New items by their text; without text nothing is known of them."""
         if self.text is None:
             raise RequestError(
-                "a sasrec of item IDs alone knows nothing of new items; train one with text=true"
+                "a sasrec of item IDs alone knows nothing of new items; train one with items=text"
             )
         text = self.text.with_items(items, embeddings, self.device.type)
         model = self.grown(torch.from_numpy(text.embeddings))
         model.text = text
         return model
 
-    def grown(self, embeddings: Tensor) -> SASRec:
-        """The same network for a larger catalogue; `embeddings` (items, any) has new ones last."""
+    def grown(self, embeddings: Tensor, vectors: nn.Module | None = None) -> SASRec:
+        """The same network for a larger catalogue; `embeddings` (items, any) has new ones last.
+        `vectors`: the larger catalogue's own, where they are not made of IDs and embeddings."""
         added = len(embeddings) - len(self.counts)
         counts = np.concatenate([self.counts, np.zeros(added, dtype=self.counts.dtype)])
         state = self.state_dict()
-        own = state["items.own.weight"]
-        state["items.own.weight"] = torch.cat([own, own.new_zeros(added, own.shape[1])])
-        model = SASRec(self.config, counts, embeddings, self.history_limit).to(self.device)
-        model.load_state_dict(state)
+        if vectors is None:
+            own = state["items.own.weight"]
+            state["items.own.weight"] = torch.cat([own, own.new_zeros(added, own.shape[1])])
+        model = SASRec(self.config, counts, embeddings, self.history_limit, vectors)
+        model.to(self.device).load_state_dict(state)
         return model.eval()
 
     def save(self, folder: Path) -> None:
@@ -287,7 +313,7 @@ class SASRec(Trainable):
 
     @classmethod
     def load(cls, folder: Path, config: TrainConfig) -> Self:
-        text = ItemText.load(folder / "text") if config.model.text else None
+        text = ItemText.load(folder / "text") if config.model.items != "id" else None
         embeddings = None if text is None else torch.from_numpy(text.embeddings)
         model = cls(config.model, load_counts(folder), embeddings, config.history_limit)
         load_weights(model, folder / WEIGHTS)
@@ -295,12 +321,14 @@ class SASRec(Trainable):
         return model.to(pick_device(config.device)).eval()
 
 
-def item_text(training: Training, encoder: EncoderConfig) -> ItemText:
+def item_text(training: Training, encoder: EncoderConfig, *, optional: bool = False) -> ItemText:
     """The texts' embeddings, made by one process and kept in the run."""
     work, device = training.work, training.config.device
 
     def make(folder: Path) -> None:
-        ItemText.make(training.data, encoder, device=device, progress=work.progress).save(folder)
+        ItemText.make(
+            training.data, encoder, device=device, optional=optional, progress=work.progress
+        ).save(folder)
 
     return ItemText.load(work.once("text", make))
 

@@ -17,7 +17,7 @@ def build_optimizer(
     tables = {
         id(parameter)
         for module in model.modules()
-        if isinstance(module, nn.Embedding)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
         for parameter in module.parameters(recurse=False)
     }
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

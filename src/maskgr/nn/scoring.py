@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from maskgr.data.sequences import Sequences
+from maskgr.nn.item_vectors import Table, table_scores
 from maskgr.nn.softmax import Bonus
 
 CELLS = 2**23  # scores that exist at a time
@@ -15,7 +16,7 @@ ITEMS = 65_536  # items of a block
 @torch.no_grad()
 def best_items(
     queries: Tensor,
-    table: Tensor,
+    table: Table,
     top: int,
     *,
     allowed: Tensor | None = None,
@@ -49,7 +50,7 @@ def best_items(
 
 def _best(
     queries: Tensor,
-    table: Tensor,
+    table: Table,
     top: int,
     allowed: Tensor | None,
     banned: tuple[Tensor, Tensor] | None,
@@ -61,7 +62,7 @@ def _best(
     scores = torch.full((len(queries), 0), -torch.inf, device=device)
     total = torch.full((len(queries),), -torch.inf, device=device)
     for first in range(0, len(table), ITEMS):
-        block = queries @ table[first : first + ITEMS].float().T  # (rows, items of the block)
+        block = table_scores(queries, table, first, first + ITEMS)  # (rows, items of the block)
         last = first + block.shape[1]
         if bonus is not None:
             here = (bonus.items >= first) & (bonus.items < last)

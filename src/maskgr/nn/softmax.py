@@ -41,6 +41,12 @@ class Bonus:
         none = torch.empty(0, dtype=torch.int64, device=device)
         return cls(none, none, none.float())
 
+    def select(self, rows: Tensor) -> Bonus:
+        """The bias of some `rows` (ascending), numbered anew in this order."""
+        place = torch.searchsorted(rows, self.rows).clamp(max=len(rows) - 1)
+        here = (rows[place] == self.rows).nonzero().squeeze(1)
+        return Bonus(place[here], self.items[here], self.values[here])
+
     @torch.no_grad()
     def at(self, rows: Tensor, items: Tensor) -> Tensor:
         """Values of the pairs of `rows` and `items` (of equal shape); 0 where a pair has none."""

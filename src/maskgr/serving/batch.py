@@ -1,9 +1,10 @@
 """Recommendations for a file of histories: streamed, and resumed where it was interrupted.
 
 Input: JSONL, gzipped or not, a line per user: {"user_id": ..., "history": [item, ...]}, oldest item
-first. Output: JSONL in the same order: {"user_id": ..., "items": [...], "scores": [...]}. Until all
-is done the lines are in OUTPUT.KEY.part, from which the same command goes on; the key depends on
-the model, the settings and the input.
+first. Output: JSONL in the same order: {"user_id": ..., "items": [...], "scores": [...]}; where
+sessions are asked for, {"user_id": ..., "sessions": [[...], ...], "scores": [...]}. Until all is
+done the lines are in OUTPUT.KEY.part, from which the same command goes on; the key depends on the
+model, the settings and the input.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -32,30 +34,37 @@ def recommend_file(
     target: Path,
     top: int,
     *,
+    session: int | None = None,
     exclude_seen: bool | None = None,
     unknown: Unknown = "raise",
     decoding: DecodingConfig | None = None,
 ) -> int:
-    """Writes `target`; returns the number of users."""
+    """Writes `target`; returns the number of users.
+
+    session: the number of items in a session, for sessions instead of items.
+    """
     if not source.is_file():
         raise DataError(f"there is no file {source}; check the path")
     target.parent.mkdir(parents=True, exist_ok=True)
-    about = (source.stat(), top, exclude_seen, unknown, decoding)
+    about = (source.stat(), top, session, exclude_seen, unknown, decoding)
     part = target.with_name(f"{target.name}.{_key(recommender, *about)}.part")
+    how: dict[str, Any] = {
+        "exclude_seen": exclude_seen,
+        "unknown": unknown,
+        "decoding": decoding,
+    }
     done = _finished_lines(part)
     users = _users(source)
     for _ in islice(users, done):
         pass
     with part.open("a", encoding="utf-8") as out:
         while chunk := list(islice(users, CHUNK)):
-            answers = recommender.recommend(
-                [history for _, history in chunk],
-                top,
-                exclude_seen=exclude_seen,
-                unknown=unknown,
-                decoding=decoding,
-            )
-            _write(out, chunk, answers)
+            histories = [history for _, history in chunk]
+            if session is None:
+                answers = recommender.recommend(histories, top, **how)
+            else:
+                answers = recommender.sessions(histories, session, top, **how)
+            _write(out, chunk, answers, "items" if session is None else "sessions")
             done += len(chunk)
     sync(part)
     os.replace(part, target)
@@ -70,12 +79,13 @@ def _key(recommender: Recommender, source: os.stat_result, *settings: Any) -> st
     return hashlib.sha256(about.encode()).hexdigest()[:8]
 
 
-def _write(out: TextIO, chunk: list[tuple[Any, list[Any]]], answers: list[Any]) -> None:
+def _write(out: TextIO, chunk: list[tuple[Any, list[Any]]], answers: list[Any], what: str) -> None:
+    """`answers`: for each user pairs of an item or a session, and its score."""
     for (user, _), found in zip(chunk, answers, strict=True):
         row = {
             "user_id": user,
-            "items": [r.item_id for r in found],
-            "scores": [round(r.score, 5) for r in found],
+            what: [answer for answer, _ in found],
+            "scores": [round(score, 5) if math.isfinite(score) else None for _, score in found],
         }
         out.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
     out.flush()

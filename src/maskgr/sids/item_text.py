@@ -37,10 +37,16 @@ class ItemText:
         *,
         device: str = "auto",
         cache: Path | None = None,
+        optional: bool = False,
         progress: bool = False,
     ) -> ItemText:
-        """Texts whose vectors are in the folder `cache` are not encoded again."""
+        """Texts whose vectors are in the folder `cache` are not encoded again.
+
+        `optional`: where no item has any text, all have the same embedding, one zero.
+        """
         encoder = resolved(encoder, given=data.embeddings is not None)
+        if optional and data.embeddings is None and data.items.width == 1:
+            return cls(np.zeros((len(data.items), 1), dtype=np.float32), encoder)
         vectors = embed_items(
             data.items,
             encoder,

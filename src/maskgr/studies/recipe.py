@@ -15,7 +15,9 @@ from maskgr.studies.report import Asked, Report, Row, percent, trained
 STEPS = {"1 step": 1, "m steps": 0}
 VARIANTS: dict[str, tuple[str, ...]] = {
     "as it is": (),
-    "no text": ("text=false",),
+    "items by text": ("items=text",),
+    "items by both": ("items=both",),
+    "no text": ("items=id",),
     "no repeat bias": ("repeat_bias=false",),
     "no neighbours": ("neighbours=0",),
     "32 neighbours": ("neighbours=32",),

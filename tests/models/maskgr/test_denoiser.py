@@ -17,18 +17,23 @@ LENGTHS = [1, 2, 2, 5]
 CONFIG = TransformerConfig(layers=1, width=WIDTH, heads=2, hidden=16, dropout=0.5)
 
 
-def denoiser() -> Denoiser:
+def denoiser(items: int = 1) -> Denoiser:
     torch.manual_seed(0)
-    made = Denoiser(CONFIG, SIZES).eval()
+    made = Denoiser(CONFIG, SIZES, items).eval()
     randomise(made)
     return made
 
 
-def digits(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Random codes, and which of them are revealed."""
+def digits(rows: int, seed: int = 0, items: int = 1) -> tuple[Tensor, Tensor]:
+    """Random codes (rows, items, levels), and which of them are revealed."""
     generator = torch.Generator().manual_seed(seed)
-    codes = torch.stack([torch.randint(n, (rows,), generator=generator) for n in SIZES], 1)
-    return codes, torch.rand(rows, len(SIZES), generator=generator) < 0.5
+    shape = (rows, items)
+    codes = torch.stack([torch.randint(n, shape, generator=generator) for n in SIZES], 2)
+    return codes, torch.rand(*shape, len(SIZES), generator=generator) < 0.5
+
+
+def places(rows: int, place: int = 0) -> Tensor:
+    return torch.full((rows,), place)
 
 
 def states(lengths: Sequence[int]) -> tuple[Tensor, Layout]:
@@ -38,28 +43,29 @@ def states(lengths: Sequence[int]) -> tuple[Tensor, Layout]:
 
 def test_an_untrained_denoiser_changes_no_query() -> None:
     hidden, layout = states(LENGTHS)
-    change = Denoiser(CONFIG, SIZES)(hidden, layout, *digits(len(hidden)))
+    change = Denoiser(CONFIG, SIZES)(hidden, layout, *digits(len(hidden)), places(len(hidden)))
     assert (change == 0).all()
 
 
 @torch.no_grad()
-def test_memory_gives_the_change_at_the_last_place_of_each_history() -> None:
-    own, (hidden, layout) = denoiser(), states(LENGTHS)
+@pytest.mark.parametrize(("items", "place"), [(1, 0), (2, 0), (2, 1)])
+def test_memory_gives_the_change_at_the_last_token_of_each_history(items: int, place: int) -> None:
+    own, (hidden, layout) = denoiser(items), states(LENGTHS)
     memory = HistoryMemory(own, hidden, layout)
     ends = torch.tensor(LENGTHS).cumsum(0) - 1
     assert torch.equal(memory.last, hidden[ends])
     for seed in range(3):  # three different beams of each user
-        codes, revealed = digits(len(hidden), seed)
-        everywhere = own(hidden, layout, codes, revealed)
-        asked = memory.change(torch.arange(4), codes[ends], revealed[ends])
+        codes, revealed = digits(len(hidden), seed, items)
+        everywhere = own(hidden, layout, codes, revealed, places(len(hidden), place))
+        asked = memory.change(torch.arange(4), codes[ends], revealed[ends], place)
         torch.testing.assert_close(asked, everywhere[ends])
     # Several beams of some users at once, none of others.
     user = torch.tensor([0, 2, 2, 2, 3])
-    codes, revealed = digits(5)
-    together = memory.change(user, codes, revealed)
+    codes, revealed = digits(5, 0, items)
+    together = memory.change(user, codes, revealed, place)
     for row in range(5):
         part = slice(row, row + 1)
-        alone = memory.change(user[part], codes[part], revealed[part])
+        alone = memory.change(user[part], codes[part], revealed[part], place)
         torch.testing.assert_close(together[part], alone)
 
 
@@ -76,19 +82,41 @@ def test_histories_of_other_lengths_do_not_matter() -> None:
 
 
 @torch.no_grad()
-def test_a_change_depends_on_the_history_and_the_revealed_digits_alone() -> None:
-    own, (hidden, layout) = denoiser(), states([4])
-    codes, revealed = digits(4)
+@pytest.mark.parametrize(("items", "place"), [(1, 0), (2, 1)])
+def test_a_change_depends_on_the_history_and_the_revealed_digits_alone(
+    items: int, place: int
+) -> None:
+    own, (hidden, layout) = denoiser(items), states([4])
+    codes, revealed = digits(4, 0, items)
     revealed[2] = torch.tensor([True, False, True])
-    change = own(hidden, layout, codes, revealed)
+
+    def change(hidden: Tensor, codes: Tensor) -> Tensor:
+        found: Tensor = own(hidden, layout, codes, revealed, places(4, place))
+        return found
+
+    expected = change(hidden, codes)
     masked = torch.where(revealed, codes, (codes + 1) % torch.tensor(SIZES))
-    torch.testing.assert_close(own(hidden, layout, masked, revealed), change)
+    torch.testing.assert_close(change(hidden, masked), expected)
     later = torch.cat([hidden[:3], -hidden[3:]])
-    torch.testing.assert_close(own(later, layout, codes, revealed)[:3], change[:3])
+    torch.testing.assert_close(change(later, codes)[:3], expected[:3])
     earlier = torch.cat([-hidden[:1], hidden[1:]])
-    assert not torch.allclose(own(earlier, layout, codes, revealed)[2], change[2])
-    other = (codes + revealed) % torch.tensor(SIZES)
-    assert not torch.allclose(own(hidden, layout, other, revealed)[2], change[2])
+    assert not torch.allclose(change(earlier, codes)[2], expected[2])
+    for item in range(items):  # its own digits, and those of the other items of the session
+        other = codes.clone()
+        other[:, item] = (codes + revealed)[:, item] % torch.tensor(SIZES)
+        assert not torch.allclose(change(hidden, other)[2], expected[2])
+
+
+@torch.no_grad()
+def test_an_item_of_a_session_is_asked_for_by_its_place() -> None:
+    own, (hidden, layout) = denoiser(2), states([4])
+    codes, revealed = digits(4, 0, 2)
+    nothing = torch.zeros_like(revealed)
+    first, second = (own(hidden, layout, codes, nothing, places(4, place)) for place in (0, 1))
+    assert not torch.allclose(first, second)
+    # The digits of two items are told apart.
+    swapped = own(hidden, layout, codes.flip(1), revealed.flip(1), places(4))
+    assert not torch.allclose(own(hidden, layout, codes, revealed, places(4)), swapped)
 
 
 def test_codes_are_fitted_exactly_where_vectors_are_sums_of_codes() -> None:
@@ -113,9 +141,7 @@ def test_codes_are_nearly_the_least_squares_where_vectors_are_anything() -> None
     assert error == pytest.approx(np.square(vectors - design @ best).sum(), rel=1e-3)
 
 
-def test_codes_of_no_item_start_at_zero() -> None:
-    made = Denoiser(CONFIG, SIZES)
-    made.start_from(torch.ones(2, WIDTH), torch.tensor([[0, 1, 0], [1, 1, 0]]))
-    assert (made.codes.weight[[2, 3, 6, 7, 8]] == 0).all()
-    sums = made.codes.weight[[0, 4, 5]].sum(0)
-    torch.testing.assert_close(sums, torch.ones(WIDTH))
+def test_codes_of_no_item_are_zero() -> None:
+    tokens = fit_codes(np.ones((2, WIDTH)), np.array([[0, 1, 0], [1, 1, 0]]), SIZES)
+    assert (tokens[[2, 3, 6, 7, 8]] == 0).all()
+    np.testing.assert_allclose(tokens[[0, 4, 5]].sum(0), np.ones(WIDTH), rtol=1e-6)

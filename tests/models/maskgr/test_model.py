@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -25,7 +26,8 @@ from maskgr.models.base import TrainConfig, Training
 from maskgr.models.maskgr.bias import Bias
 from maskgr.models.maskgr.config import MaskGRConfig
 from maskgr.models.maskgr.denoiser import HistoryMemory
-from maskgr.models.maskgr.model import MaskGR, _shares, score_space
+from maskgr.models.maskgr.model import MaskGR
+from maskgr.models.maskgr.stages import score_space, shares
 from maskgr.models.neighbours import Neighbours
 from maskgr.models.sasrec import SASRec, SASRecConfig
 from maskgr.nn.transformer import TransformerConfig
@@ -81,14 +83,15 @@ def model(sids: SemanticIds) -> MaskGR:
     return untrained(sids)
 
 
-def untrained(sids: SemanticIds) -> MaskGR:
+def untrained(sids: SemanticIds, **settings: Any) -> MaskGR:
     torch.manual_seed(0)
-    own = CONFIG.model
-    config = SASRecConfig(own.transformer, text=True, repeat_bias=True)
+    own = replace(CONFIG.model, **settings)
+    network = SASRecConfig(own.transformer, items="text", repeat_bias=True)
     embeddings = torch.from_numpy(sids.embeddings)
-    history = SASRec(config, np.arange(ITEMS), embeddings, LIMIT)
+    history = SASRec(network, np.arange(ITEMS), embeddings, LIMIT)
     neighbours = Neighbours.count(leave_out(shop().histories).train, ITEMS, own.neighbours)
-    made = MaskGR(CONFIG, sids, history, neighbours, Bias(2.0, 0.7))
+    config = replace(CONFIG, model=own)
+    made = MaskGR(config, sids, history, neighbours, Bias(2.0, 0.7))
     randomise(made)
     return made.eval()
 
@@ -100,7 +103,7 @@ def query_vector(model: MaskGR, history: np.ndarray, codes: Tensor, revealed: Te
     query = model.history.queries(hidden[-1:])
     if revealed.any():
         memory = HistoryMemory(model.denoiser, hidden, layout)
-        query = query + memory.change(torch.tensor([0]), codes[None], revealed[None])
+        query = query + memory.change(torch.tensor([0]), codes[None, None], revealed[None, None])
     return query[0]
 
 
@@ -143,9 +146,9 @@ def assert_lists_are_whole(found: np.ndarray, query: Query) -> None:
 def test_loss_is_that_of_every_item_given_its_history_and_revealed_digits(model: MaskGR) -> None:
     batch = model.prepare(BATCH, torch.Generator().manual_seed(3))
     places = [(row[:n], int(row[n])) for row in BATCH for n in range(len(row))]
-    assert 3 < batch.revealed.any(1).sum() < len(places)
+    assert 3 < batch.revealed.any(2).sum() < len(places)
     expected = 0.0
-    for (history, target), revealed in zip(places, batch.revealed, strict=True):
+    for (history, target), (revealed,) in zip(places, batch.revealed, strict=True):
         if not revealed.any():
             continue
         codes = model.codes[target]
@@ -159,7 +162,7 @@ def test_loss_is_that_of_every_item_given_its_history_and_revealed_digits(model:
 def test_every_item_has_some_digits_masked(model: MaskGR) -> None:
     sequences = Sequences.of([[1] * 3000])
     batch = model.prepare(sequences, torch.Generator().manual_seed(0))
-    counts = torch.bincount(batch.revealed.sum(1), minlength=4)
+    counts = torch.bincount(batch.revealed.sum((1, 2)), minlength=4)
     assert counts[3] == 0
     assert (counts[:3] - 1000).abs().max() < 5 * 1000**0.5  # each number of digits as often
 
@@ -193,6 +196,89 @@ def test_vectors_of_items_are_kept_while_the_denoiser_trains(sids: SemanticIds) 
     assert own.history.table() is table
 
 
+def pure(sids: SemanticIds, **settings: Any) -> MaskGR:
+    """Random weights; items are the sums of their digits, and there are no biases."""
+    own = replace(CONFIG.model, vectors="digits", repeat_bias=False, neighbours=0, **settings)
+    torch.manual_seed(0)
+    network = SASRecConfig(own.transformer, own.loss, own.negatives)
+    history = SASRec(network, np.arange(ITEMS), None, LIMIT)
+    made = MaskGR(replace(CONFIG, model=own), sids, history)
+    made.start_from(torch.zeros(9, 8))
+    randomise(made)
+    return made.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("loss", ["softmax", "sampled"])
+def test_items_of_digits_are_trained_with_nothing_revealed_too(
+    sids: SemanticIds, loss: str
+) -> None:
+    own = pure(sids, loss=loss)
+    batch = own.prepare(BATCH, torch.Generator().manual_seed(3))
+    rows = batch.revealed.any(2).squeeze(1)
+    expected = own.history(batch.asked).item()
+    places = [(row[:n], int(row[n])) for row in BATCH for n in range(len(row))]
+    for (history, target), (revealed,) in zip(places, batch.revealed, strict=True):
+        codes = own.codes[target]
+        logits = energies(own, history, codes, revealed)
+        logits[~agrees(own, codes, revealed)] = -torch.inf
+        if revealed.any():
+            expected -= logits.log_softmax(0)[target].item()
+    assert rows.any()
+    assert own(batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_everything_is_trained_where_items_are_digits(sids: SemanticIds) -> None:
+    own = pure(sids).train()
+    assert own.history.training
+    own(own.prepare(BATCH, torch.Generator().manual_seed(3))).backward()
+    assert all(p.grad is not None for p in own.parameters())
+    names = {name for name, _ in own.named_parameters() if name.startswith("history.items")}
+    assert names == {"history.items.digits.weight"}  # no item has a vector of its own
+
+
+def test_digits_start_as_parts_of_the_learned_vectors(sids: SemanticIds) -> None:
+    own = pure(sids)
+    tokens = torch.randn(9, 8)
+    own.start_from(tokens)
+    own.eval()
+    starts = torch.tensor([0, 3, 6])
+    torch.testing.assert_close(own.history.table(), tokens[own.codes + starts].sum(1))
+    torch.testing.assert_close(own.denoiser.codes.weight.data, tokens)
+
+
+@pytest.mark.parametrize("kind", ["learned", "digits"])
+@torch.no_grad()
+def test_loss_of_sessions_is_that_of_the_item_asked_for(sids: SemanticIds, kind: str) -> None:
+    own = pure(sids, session=2) if kind == "digits" else untrained(sids, session=2)
+    own.own = replace(own.own, repeat_bias=False)
+    own.history.repeat = None
+    sequences = Sequences.of([row for row in BATCH for _ in range(6)])
+    batch = own.prepare(sequences, torch.Generator().manual_seed(5))
+    places = [(row, n) for row in sequences for n in range(len(row))]
+    expected = own.history(batch.asked).item() if kind == "digits" else 0.0
+    asked = list(zip(places, batch.revealed, batch.place.tolist(), strict=True))
+    for (row, n), revealed, place in asked:
+        session = torch.from_numpy(row[n : n + 2]).long()
+        assert place < len(session)
+        assert not revealed[len(session) :].any()
+        if not (place or revealed.any()):
+            continue  # the history's own question
+        codes = own.codes[session]
+        if len(session) == 1:
+            codes = torch.cat([codes, codes])  # hidden
+        hidden, layout = own.history.encode(Sequences.of([row[:n]]))
+        memory = HistoryMemory(own.denoiser, hidden, layout)
+        change = memory.change(torch.tensor([0]), codes[None], revealed[None], place)
+        logits = own.history.table() @ (own.history.queries(hidden[-1:]) + change)[0]
+        logits[~agrees(own, codes[place], revealed[place])] = -torch.inf
+        expected -= logits.log_softmax(0)[session[place]].item()
+    assert {place for _, _, place in asked} == {0, 1}
+    whole = [not r[p].any() and (p or r.any()) for _, r, p in asked]
+    assert 0 < sum(map(bool, whole)) < len(whole)  # of the whole catalogue, and of a part of it
+    assert own(batch).item() == pytest.approx(expected, rel=1e-5)
+
+
 def test_semantic_ids_are_made_where_distances_are_differences_of_scores(model: MaskGR) -> None:
     split = leave_out(shop().histories)
     vectors = score_space(model.history, split.train, CONFIG)
@@ -207,10 +293,10 @@ def test_semantic_ids_are_made_where_distances_are_differences_of_scores(model: 
 
 def test_training_is_shared_between_encoder_and_denoiser() -> None:
     config = FitConfig(steps=10, minutes=2.0)
-    first, second = _shares(config, 0.3)
+    first, second = shares(config, 0.3)
     assert (first.steps, second.steps) == (7, 3)
     assert (first.minutes, second.minutes) == pytest.approx((1.4, 0.6))
-    assert [part.steps for part in _shares(FitConfig(steps=1), 0.5)] == [1, 1]
+    assert [part.steps for part in shares(FitConfig(steps=1), 0.5)] == [1, 1]
 
 
 # Generation
@@ -226,7 +312,7 @@ def test_one_step_is_the_ranking_of_the_history_with_its_biases(model: MaskGR) -
     for query in queries():
         found, traces = model.trace(query, DecodingConfig(steps=1))
         assert_same(found, ranked_by(log_probs, query))
-        assert traces == [[]] * len(HISTORIES)
+        assert all(len(own) == 1 for own in traces)
 
 
 def test_one_step_is_the_ranking_of_sasrec_where_nothing_else_is_known(sids: SemanticIds) -> None:
@@ -320,6 +406,97 @@ def test_no_users_get_no_items(model: MaskGR) -> None:
     assert model.rank(Query(Sequences.of([]), 3)).items.shape == (0, 3)
 
 
+@pytest.fixture(scope="module")
+def planner(sids: SemanticIds) -> MaskGR:
+    """Random weights, for sessions of two items."""
+    return untrained(sids, session=2)
+
+
+@torch.no_grad()
+def session_query(model: MaskGR, history: np.ndarray, *known: Tensor | None) -> list[Tensor]:
+    """(items,) energies with biases of each item of a session, of which some are known whole."""
+    hidden, layout = model.history.encode(Sequences.of([history[-LIMIT:]]))
+    memory = HistoryMemory(model.denoiser, hidden, layout)
+    revealed = torch.tensor([[codes is not None] * 3 for codes in known])
+    codes = torch.stack([torch.zeros(3).long() if c is None else c for c in known])
+    found = []
+    for place in range(len(known)):
+        query = model.history.queries(hidden[-1:])
+        if place or revealed.any():
+            query = query + memory.change(torch.tensor([0]), codes[None], revealed[None], place)
+        found.append(model.history.table() @ query[0] + biases(model, history))
+    return found
+
+
+def test_sessions_in_two_steps_have_the_scores_of_enumeration(planner: MaskGR) -> None:
+    ways = DecodingConfig(order="left-to-right", steps=2, beams=ITEMS**2)
+    query = Query(HISTORIES, ITEMS * (ITEMS - 1))
+    found, scores = planner.sessions(query, 2, ways, repeats=False)
+    for row, history in enumerate(HISTORIES):
+        first, _ = session_query(planner, history, None, None)
+        expected = {}
+        for one in range(ITEMS):
+            shared = agrees(planner, planner.codes[one], torch.ones(3).bool())
+            assert shared[one]
+            _, second = session_query(planner, history, planner.codes[one], None)
+            chances = first.log_softmax(0)[one] + second.log_softmax(0)
+            expected |= {(one, two): chances[two].item() for two in range(ITEMS) if two != one}
+        answer = {
+            tuple(pair): score for pair, score in zip(found[row].tolist(), scores[row], strict=True)
+        }
+        assert answer.keys() == expected.keys()
+        assert list(scores[row]) == sorted(scores[row], reverse=True)
+        assert answer == pytest.approx(expected, abs=1e-4)
+
+
+def test_sessions_respect_filters(planner: MaskGR) -> None:
+    for query in queries():
+        found, scores = planner.sessions(
+            replace(query, top=3), 2, DecodingConfig(beams=3), repeats=False
+        )
+        assert (np.isfinite(scores) == (found >= 0).all(2)).all()
+        for row, sessions in enumerate(found):
+            for one, two in sessions[sessions[:, 0] >= 0].tolist():
+                assert one != two
+                for item in (one, two):
+                    assert query.allowed is None or query.allowed[item]
+                    assert query.excluded is None or item not in query.excluded[row]
+
+
+def test_raises_for_longer_sessions_than_it_was_trained_for(planner: MaskGR) -> None:
+    with pytest.raises(RequestError, match="sessions of 2, not of 3; ask for fewer, or train one"):
+        planner.sessions(Query(HISTORIES, 3), 3, DecodingConfig(), repeats=False)
+
+
+def test_one_item_is_decoded_alike_by_a_model_of_sessions(planner: MaskGR) -> None:
+    """The first place of a session asks with nothing else known."""
+    ways = DecodingConfig(steps=1)
+    log_probs = torch.stack(
+        [session_query(planner, h, None, None)[0].log_softmax(0) for h in HISTORIES]
+    )
+    assert_same(
+        planner.decode(Query(HISTORIES, 5), ways), ranked_by(log_probs, Query(HISTORIES, 5))
+    )
+
+
+def test_guidance_moves_energies_away_from_those_of_an_empty_history(model: MaskGR) -> None:
+    weight, nobody = 0.7, np.empty(0, dtype=np.int32)
+    plain = [energies(model, h, model.codes[0], NOTHING) for h in HISTORIES]
+    empty = energies(model, nobody, model.codes[0], NOTHING)
+    log_probs = torch.stack(
+        [
+            (own + weight * (own - empty) + biases(model, h)).log_softmax(0)
+            for own, h in zip(plain, HISTORIES, strict=True)
+        ]
+    )
+    query = Query(HISTORIES, ITEMS)
+    found = model.decode(query, DecodingConfig(steps=1, guidance=weight))
+    assert_same(found, ranked_by(log_probs, query))
+    several = model.decode(query, DecodingConfig(guidance=weight, beams=ITEMS))
+    assert not np.array_equal(several.items, model.decode(query, DecodingConfig(beams=ITEMS)).items)
+    assert (np.sort(several.items) == np.arange(ITEMS)).all()
+
+
 def test_samples_respect_filters_and_repeat_with_the_same_seed(model: MaskGR) -> None:
     everything = Sequences.of([*HISTORIES, list(range(ITEMS))])
     query = Query(everything, 60, np.arange(ITEMS) % 3 != 1, everything)
@@ -383,10 +560,9 @@ def test_new_items_are_recommended_by_their_text(sids: SemanticIds) -> None:
 
 
 def test_raises_for_new_items_when_trained_without_text(sids: SemanticIds) -> None:
-    config = replace(CONFIG, model=replace(CONFIG.model, text=False))
     history = SASRec(SASRecConfig(CONFIG.model.transformer), np.ones(ITEMS, np.int64))
-    own = MaskGR(config, sids, history)
-    with pytest.raises(RequestError, match="knows nothing of new items; train one with text=true"):
+    own = MaskGR(CONFIG, sids, history)
+    with pytest.raises(RequestError, match="knows nothing of new items; train one of items with"):
         own.with_items(pl.DataFrame({"item_id": ["x"]}), texts()[:1])
 
 
@@ -399,7 +575,7 @@ def test_saved_and_loaded_model_decodes_alike(model: MaskGR, tmp_path: Path) -> 
         for steps in (1, 2, 3):
             ways = DecodingConfig(steps=steps, beams=3)
             assert_same(loaded.decode(query, ways), model.decode(query, ways), exact=True)
-    (tmp_path / "bias.json").write_text("{}")
+    (tmp_path / "chosen.json").write_text("{}")
     with pytest.raises(ArtefactError, match="is damaged"):
         MaskGR.load(tmp_path, CONFIG)
 
@@ -447,7 +623,7 @@ run, stage, step = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 save = fit.save_checkpoint
 
 def save_and_die(folder, number, *rest):
-    if (folder.name == "history") == (stage == "history") and number == step:
+    if folder.name.startswith("history") == (stage == "history") and number == step:
         os.kill(os.getpid(), signal.SIGKILL)
     save(folder, number, *rest)
 

@@ -8,6 +8,7 @@ from typing import Literal
 from maskgr.decoding.config import DecodingConfig
 from maskgr.errors import RequestError
 from maskgr.nn.transformer import TransformerConfig
+from maskgr.settings import require_at_least, require_choice
 from maskgr.sids.config import SidsConfig
 
 
@@ -17,8 +18,15 @@ class MaskGRConfig:
 
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
     """The history's encoder."""
-    text: bool = True
-    """Item vectors are made of the items' texts, not of their IDs alone."""
+    vectors: Literal["learned", "digits"] = "learned"
+    """An item's vector is learned from its text and its own ID, or, after the semantic IDs are
+    made, it is the sum of one vector a digit: then no item has a vector of its own."""
+    items: Literal["auto", "id", "text", "both"] = "auto"
+    """Learned vectors are made of IDs, of texts with IDs on top, or of both side by side (see
+    `maskgr.nn.item_vectors`). `auto` trains one history encoder with `text` and one with `both`,
+    and keeps the better on validation; without texts it is `id`."""
+    session: int = 1
+    """Next items that can be generated together, at most; the denoiser is trained for it."""
     repeat_bias: bool = True
     """Learn how much more, or less, likely the items of a history are to come again."""
     neighbours: int = 128
@@ -34,11 +42,20 @@ class MaskGRConfig:
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
 
     def __post_init__(self) -> None:
+        require_choice("vectors", self.vectors, Literal["learned", "digits"])
+        require_choice("items", self.items, Literal["auto", "id", "text", "both"])
+        require_at_least("session", self.session, 1)
         if self.neighbours < 0:
             raise RequestError(f"neighbours is {self.neighbours}; use 0 or more")
         if self.repeat_bias and self.loss != "softmax":
             raise RequestError(
                 f"repeat_bias goes with loss=softmax, not with {self.loss}; leave one out"
+            )
+        levels = self.sids.quantizer.levels + (self.sids.unique == "append")
+        if self.decoding.steps > levels:
+            raise RequestError(
+                f"decoding.steps is {self.decoding.steps}, but semantic IDs have {levels} digits; "
+                f"give 0 to {levels}"
             )
         if not 0 < self.denoiser_share < 1:
             raise RequestError(

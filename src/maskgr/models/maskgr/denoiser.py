@@ -32,13 +32,17 @@ SWEEPS = 5  # over the levels when codes are fitted; they hardly change after th
 
 class Denoiser(nn.Module):
     """One block: the hidden state of the history, with the revealed digits added to it, attends to
-    the history and gives a change of the query. With nothing revealed the query is the history's.
+    the history and gives a change of the query.
+
+    The next `items` of a session are asked for one by one: the item at place 0, 1, ... knows its
+    own revealed digits, and those of the others. With one item and nothing revealed the query is
+    the history's, without a change.
     """
 
-    def __init__(self, config: TransformerConfig, sizes: Sequence[int]) -> None:
+    def __init__(self, config: TransformerConfig, sizes: Sequence[int], items: int = 1) -> None:
         super().__init__()
         width = config.width
-        self.heads, self.sizes = config.heads, tuple(sizes)
+        self.heads, self.sizes, self.items = config.heads, tuple(sizes), items
         self.starts = (0, *accumulate(self.sizes))[:-1]
         self.codes = nn.Embedding(sum(self.sizes), width)
         self.query_norm = nn.LayerNorm(width)
@@ -54,12 +58,10 @@ class Denoiser(nn.Module):
         self.dropout = Dropout(config.dropout)
         init_near_identity(self, depth=1)
         nn.init.zeros_(self.change.weight)
-
-    @torch.no_grad()
-    def start_from(self, vectors: Tensor, codes: Tensor) -> None:
-        """Starts the codes as the parts that item `vectors` (items, width) are the sums of."""
-        fitted = fit_codes(vectors.cpu().numpy(), codes.cpu().numpy(), self.sizes)
-        self.codes.weight.copy_(torch.from_numpy(fitted))
+        if items > 1:
+            self.places = nn.Embedding(items, width)
+            self.others = nn.Linear(width, width, bias=False)
+            nn.init.zeros_(self.places.weight)
 
     def keys_values(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(tokens, heads, d) twice, of the history's hidden states (tokens, width)."""
@@ -68,17 +70,26 @@ class Denoiser(nn.Module):
         return rotate(both[:, :1], rotation).squeeze(1), both[:, 1]
 
     def ask(
-        self, hidden: Tensor, codes: Tensor, revealed: Tensor, positions: Tensor
+        self, hidden: Tensor, codes: Tensor, revealed: Tensor, place: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(rows, width) the state that asks, and (rows, heads, d) its attention queries.
 
-        `hidden` (rows, width): the history's last state; `codes`, `revealed` (rows, levels).
+        `hidden` (rows, width): the history's last state, and `positions` (rows,) its number of
+        items; `codes`, `revealed` (rows, items, levels) of the session; `place` (rows,): the item
+        that the row asks for.
         """
         tokens = codes + torch.tensor(self.starts, device=codes.device)
-        parts = self.codes(tokens) * revealed.unsqueeze(2)  # (rows, levels, width)
-        x = self.dropout(hidden + parts.sum(1))
+        parts = (self.codes(tokens) * revealed.unsqueeze(3)).sum(2)  # (rows, items, width)
+        rows = torch.arange(len(codes), device=codes.device)
+        x = hidden + parts[rows, place]
+        if self.items > 1:
+            known = revealed.any(2)
+            known[rows, place] = False
+            parts = parts + self.places.weight[: parts.shape[1]]
+            x = x + self.places(place) + self.others((parts * known.unsqueeze(2)).sum(1))
+        x = self.dropout(x)
         q = self.q(self.query_norm(x)).unflatten(1, (self.heads, -1))
-        return x, rotate(q.unsqueeze(1), rotary(positions, q.shape[-1])).squeeze(1)
+        return x, rotate(q.unsqueeze(1), rotary(positions + place, q.shape[-1])).squeeze(1)
 
     def answer(self, x: Tensor, attended: Tensor) -> Tensor:
         """(rows, width) the change of the query, after the attention (rows, width)."""
@@ -87,10 +98,15 @@ class Denoiser(nn.Module):
         out: Tensor = self.change(self.last_norm(x))
         return out
 
-    def forward(self, hidden: Tensor, layout: Layout, codes: Tensor, revealed: Tensor) -> Tensor:
-        """(tokens, width) at every place of every history: the item after it, partly revealed."""
+    def forward(
+        self, hidden: Tensor, layout: Layout, codes: Tensor, revealed: Tensor, place: Tensor
+    ) -> Tensor:
+        """(tokens, width) the change at every token of every history, for the items after it.
+
+        `codes`, `revealed` (tokens, items, levels) and `place` (tokens,) as in `ask`.
+        """
         keys, values = self.keys_values(hidden, layout.positions)
-        x, queries = self.ask(hidden, codes, revealed, layout.positions + 1)
+        x, queries = self.ask(hidden, codes, revealed, place, layout.positions + 1)
         gathered = []
         parts = (torch.split(part, layout.sizes) for part in (queries, keys, values))
         for (count, length), *group in zip(layout.groups, *parts, strict=True):
@@ -117,9 +133,13 @@ class HistoryMemory:
         self.values[layout.sequences, layout.positions] = values
         self.last = hidden.index_select(0, self.lengths.cumsum(0) - 1)  # (users, width)
 
-    def change(self, user: Tensor, codes: Tensor, revealed: Tensor) -> Tensor:
-        """(rows, width) the change of the query of each row, whose `user` (rows,) ascend."""
-        x, queries = self.denoiser.ask(self.last[user], codes, revealed, self.lengths[user])
+    def change(self, user: Tensor, codes: Tensor, revealed: Tensor, place: int = 0) -> Tensor:
+        """(rows, width) the change of the query for the item at `place`; `user` (rows,) ascend.
+
+        `codes`, `revealed` (rows, items, levels).
+        """
+        places = torch.full_like(user, place)
+        x, queries = self.denoiser.ask(self.last[user], codes, revealed, places, self.lengths[user])
         users, place = torch.unique_consecutive(user, return_inverse=True)
         rank = torch.arange(len(user), device=user.device) - torch.searchsorted(user, user)
         asked = queries.new_zeros(len(users), int(rank.max()) + 1, *queries.shape[1:])

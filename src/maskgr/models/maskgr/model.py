@@ -1,9 +1,13 @@
 """MaskGR: a SASRec that encodes histories and items, and a denoiser that generates with it.
 
-Training has two parts. The history's encoder and the items' vectors are those of a SASRec, trained
-as it is. Semantic IDs are then made of the vectors, in the space where a distance is a difference
-of scores. The denoiser learns to ask again once some digits are known; what the history asks with
-nothing revealed stays what it is, so one step of generation is exactly dense retrieval.
+Training has stages. The history's encoder and the items' vectors are those of a SASRec, trained as
+it is. Semantic IDs are then made of the vectors, in the space where a distance is a difference of
+scores. The denoiser learns to ask again once some digits are known; what the history asks with
+nothing revealed stays what it is, so one step of generation is exactly dense retrieval. (Training
+history and denoiser together lost recall, in one step and in several.)
+
+With `vectors=digits` items are the sums of their digits' vectors from then on, in the history, too,
+and everything is trained end to end: no item has a vector of its own, as in the paper.
 """
 
 from __future__ import annotations
@@ -35,51 +39,56 @@ from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training, query_filters
 from maskgr.models.maskgr.bias import USERS, Bias, choose_bias
 from maskgr.models.maskgr.config import MaskGRConfig
-from maskgr.models.maskgr.denoiser import Denoiser, HistoryMemory
-from maskgr.models.maskgr.noise import mask_last_item, stratified_levels
+from maskgr.models.maskgr.denoiser import Denoiser, HistoryMemory, fit_codes
+from maskgr.models.maskgr.noise import stratified_levels
 from maskgr.models.maskgr.paper import semantic_ids
+from maskgr.models.maskgr.stages import learned_ids, sasrec_config, shares, train_history
 from maskgr.models.neighbours import Neighbours
 from maskgr.models.sasrec import (
     SASRec,
-    SASRecConfig,
     earlier_items,
     item_text,
     portions,
     without_last,
 )
+from maskgr.nn.item_vectors import DigitVectors
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import Bonus
-from maskgr.nn.transformer import TransformerConfig
+from maskgr.nn.transformer import Layout, TransformerConfig
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
 from maskgr.sids.config import QuantizerConfig, SidsConfig
-from maskgr.sids.item_text import ItemText
 from maskgr.sids.semantic_ids import SemanticIds
-from maskgr.training.batches import by_length
 from maskgr.training.fit import Batch, FitConfig, Trainable
 
-WEIGHTS, BIAS = "network.safetensors", "bias.json"
-QUERY_USERS = 4096  # users whose queries say which directions of item vectors matter
+WEIGHTS, CHOSEN = "network.safetensors", "chosen.json"
 
 
 @dataclass(frozen=True, eq=False)
 class RevealedBatch(Batch):
-    """Sequences, and which digits of each item are revealed."""
+    """Sequences, and for every item a session that starts with it: which digits are revealed."""
 
-    revealed: Tensor  # (items, levels) bool
+    asked: Batch  # the same sequences, with what the loss of the history draws for them
+    revealed: Tensor  # (items, session, levels) bool
+    place: Tensor  # (items,) the item of the session that is asked for
 
     def part(self, rows: np.ndarray) -> RevealedBatch:
         chosen = np.zeros(len(self.sequences), dtype=bool)
         chosen[rows] = True
         items = torch.from_numpy(np.repeat(chosen, self.sequences.lengths))
-        sequences = self.sequences.select(rows)
-        return replace(self, sequences=sequences, revealed=self.revealed[items])
+        return replace(
+            self,
+            sequences=self.sequences.select(rows),
+            asked=self.asked.part(rows),
+            revealed=self.revealed[items],
+            place=self.place[items],
+        )
 
 
 class MaskGR(Trainable):
     """The trained SASRec with its semantic IDs and the denoiser; `fit` trains the denoiser."""
 
     about: ClassVar = "masked diffusion over semantic IDs, normalised over the catalogue"
-    needs: ClassVar = "item text or embeddings"
+    needs: ClassVar = "nothing; item text or embeddings help"
     Config: ClassVar[type[Any]] = MaskGRConfig
     supports_ddp: ClassVar = True
     uses_sids: ClassVar = True
@@ -97,8 +106,8 @@ class MaskGR(Trainable):
         own: MaskGRConfig = config.model
         self.config, self.own, self.sids = config, own, sids
         self.neighbours, self.bias = neighbours, bias or Bias()
-        self.history = history.requires_grad_(False).eval()
-        self.denoiser = Denoiser(own.transformer, sids.codebook_sizes)
+        self.history = history.requires_grad_(own.vectors == "digits").eval()
+        self.denoiser = Denoiser(own.transformer, sids.codebook_sizes, own.session)
         self.codes: Tensor
         self.register_buffer("codes", torch.from_numpy(sids.digits).long(), persistent=False)
         self.index = CodeIndex(self.codes, sids.codebook_sizes)
@@ -119,72 +128,142 @@ class MaskGR(Trainable):
 
     def train(self, mode: bool = True) -> Self:
         self.training = mode
-        self.denoiser.train(mode)  # not the history: no dropout there, and it keeps its table
+        self.denoiser.train(mode)
+        if (
+            self.own.vectors == "digits"
+        ):  # else it does not learn: no dropout, and it keeps its table
+            self.history.train(mode)
         return self
 
-    # Training of the denoiser
+    # Training
 
     def prepare(self, sequences: Sequences, generator: torch.Generator) -> RevealedBatch:
-        """Masks digits of each item as equation 3 does, by a noise level of its own."""
-        items = len(sequences.values)
-        owners = torch.arange(items).repeat_interleave(self.levels)
-        levels = stratified_levels(items, generator)
-        masked, _ = mask_last_item(levels, owners, self.levels, generator)
-        return RevealedBatch(sequences, float(items), ~masked.view(items, self.levels))
+        """Masks digits of the session after each place as equation 3 does, by a noise level of its
+        own. Sessions have one item or more; that of a masked digit, chosen at random, is asked for.
+        """
+        session, items = self.own.session, len(sequences.values)
+        left = np.repeat(sequences.lengths, sequences.lengths) - sequences.places
+        most = torch.from_numpy(left).clamp(max=session)
+        count = (torch.rand(items, generator=generator) * most).long() + 1  # items of each session
+        digits = count * self.levels
+        masked_count = (stratified_levels(items, generator) * digits).ceil()
+        draws = torch.rand(items, session * self.levels, generator=generator)
+        draws[torch.arange(session * self.levels) >= digits[:, None]] = 2.0  # no such item
+        order = draws.argsort(dim=1)
+        masked = order.argsort(dim=1) < masked_count[:, None]
+        place = order[:, 0] // self.levels
+        revealed = ~masked & (draws < 2)
+        return RevealedBatch(
+            sequences,
+            float(items),
+            self.history.prepare(sequences, generator),
+            revealed.view(items, session, self.levels),
+            place,
+        )
 
     def forward(self, batch: RevealedBatch) -> Tensor:
-        """() the sum of -log p(item | history, revealed digits) over the items of which some
-        digits are revealed: the exact joint of what is masked."""
-        targets = torch.from_numpy(batch.sequences.values).to(self.device).long()
-        revealed = batch.revealed.to(self.device)
+        """() the sum of -log p(item | history, revealed digits), the exact joint of what is masked,
+        over the items of which some digits are revealed; where the history learns as well, also of
+        -log p(item | history) over all items."""
         if not len(batch.sequences):  # more processes than sequences
-            return 0 * sum((p.sum() for p in self.denoiser.parameters()), targets.sum())
-        with torch.no_grad():
-            hidden, layout = self.history.encode(without_last(batch.sequences))
-            queries = self.history.queries(hidden)
-            table = self.history.table()
-            bonus = self.history.repeat_bonus(*earlier_items(batch.sequences))
-        queries = queries + self.denoiser(hidden, layout, self.codes[targets], revealed)
-        rows = revealed.any(1).nonzero().squeeze(1)
-        found = self.index.matching(self.codes[targets[rows]], revealed[rows])
-        owners = rows[found.owners]
-        energies = pair_energies(queries, table, owners, found.items)
+            trained = [p.sum() for p in self.parameters() if p.requires_grad]
+            return 0 * torch.stack(trained).sum()
+        history, learns = self.history, self.own.vectors == "digits"
+        items = torch.from_numpy(batch.sequences.values).to(self.device).long()
+        bonus = history.repeat_bonus(*earlier_items(batch.sequences))
+        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+            hidden, layout = history.encode(without_last(batch.sequences))
+            queries = history.queries(hidden)
+            table = self._softmax_table() if self.own.loss == "softmax" else None
+        loss = self._revealed_loss(queries, hidden, layout, table, items, batch, bonus)
+        if learns:
+            loss = loss + history.loss(queries, table, items, batch.asked, bonus)
+        return loss
+
+    def _softmax_table(self) -> Tensor:
+        """(items, width) with gradients where the history learns, else kept from step to step."""
+        table = self.history.items() if torch.is_grad_enabled() else self.history.table()
+        assert isinstance(table, Tensor)
+        return table
+
+    def _revealed_loss(
+        self,
+        queries: Tensor,
+        hidden: Tensor,
+        layout: Layout,
+        table: Tensor | None,
+        items: Tensor,
+        batch: RevealedBatch,
+        bonus: Bonus | None,
+    ) -> Tensor:
+        """() the summed loss of the queries that know something, or ask for a later item."""
+        revealed, place = batch.revealed.to(self.device), batch.place.to(self.device)
+        rows = torch.arange(len(items), device=self.device)
+        session = (rows[:, None] + torch.arange(revealed.shape[1], device=self.device)).clamp(
+            max=len(items) - 1
+        )  # (items, session) places of its items; those beyond the sequence are not revealed
+        queries = queries + self.denoiser(
+            hidden, layout, self.codes[items[session]], revealed, place
+        )
+        targets, shown = items[rows + place], revealed[rows, place]
+        some = shown.any(1)
+        known = some.nonzero().squeeze(1)
+        found = self.index.matching(self.codes[targets[known]], shown[known])
+        owners = known[found.owners]
+        if table is None:
+            numbers, number = torch.unique(found.items, return_inverse=True)
+            energies = pair_energies(queries, self.history.items(numbers), owners, number)
+        else:
+            energies = pair_energies(queries, table, owners, found.items)
         if bonus is not None:
             energies = energies + bonus.at(owners, found.items)
         true = (found.items == targets[owners]).nonzero().squeeze(1)
-        return log_sums(found.owners, energies, len(rows)).sum() - energies[true].sum()
+        loss = log_sums(found.owners, energies, len(known)).sum() - energies[true].sum()
+        whole = (~some & ((place > 0) | revealed.flatten(1).any(1))).nonzero().squeeze(1)
+        if len(whole):  # none of its digits is known: the whole catalogue remains
+            others = None if bonus is None else bonus.select(whole)
+            loss = loss + self.history.loss(
+                queries[whole], table, targets[whole], batch.asked, others
+            )
+        return loss
 
     def validate(self, holdout: Holdout) -> dict[str, float]:
-        """Digit by digit: one step does not depend on the denoiser."""
+        """By generation, as the settings say; in one step if they say so."""
         query = Query(holdout.histories, min(10, len(self.codes)))
-        found = self.decode(query, replace(self.own.decoding, steps=0)).items
+        found = self.rank(query).items
         return {"recall@10": float(recall(found, holdout.targets, 10).mean())}
 
     @classmethod
     def learn(cls, training: Training) -> Self:
         config, work = training.config, training.work
         own: MaskGRConfig = config.model
-        text = item_text(training, own.sids.encoder)
-        first, second = _shares(config.fit, own.denoiser_share)
-        torch.manual_seed(config.seed)
-        embeddings = torch.from_numpy(text.embeddings) if own.text else None
-        history = SASRec(_history_config(own), training.counts, embeddings, config.history_limit)
-        training.fit(history, first, work=work.stage("history"), label="history")
-        history.eval()
+        text = item_text(training, own.sids.encoder, optional=own.items in ("auto", "id"))
+        first, second = shares(config.fit, own.denoiser_share)
+        history = train_history(training, text, first)
         given = training.sids is not None
-        sids = semantic_ids(training) if given else _learned_ids(training, history, text)
+        sids = semantic_ids(training) if given else learned_ids(training, history, text)
         neighbours = None
         if own.neighbours:
             n_items = len(training.data.items)
             neighbours = Neighbours.count(training.split.train, n_items, own.neighbours)
         torch.manual_seed(config.seed)
+        vectors = history.items().detach().cpu().numpy()
+        tokens = fit_codes(vectors, sids.digits, sids.codebook_sizes)
         model = cls(config, sids, history, neighbours)
-        model.denoiser.start_from(history.table(), model.codes)
+        model.start_from(torch.from_numpy(tokens))
         training.fit(model, second, label="denoiser")
         model.eval()
         if work.world.writes:
             model.bias = model.choose_bias(training.split.validation.sample(USERS, config.seed))
         return model
+
+    @torch.no_grad()
+    def start_from(self, tokens: Tensor) -> None:
+        """Starts the digits' vectors as `tokens` (codes of all levels, width)."""
+        self.denoiser.codes.weight.copy_(tokens)
+        if (vectors := _digit_vectors(self.own, self.sids)) is not None:
+            vectors.digits.weight.copy_(tokens)
+            self.history.items = vectors.to(self.device)
 
     def choose_bias(self, holdout: Holdout) -> Bias:
         def rank(query: Query, bias: Bias) -> Ranked:
@@ -227,7 +306,7 @@ class MaskGR(Trainable):
                 traces[row] = trace
         return Ranked(items, scores), traces
 
-    def resolved(self, decoding: DecodingConfig) -> DecodingConfig:
+    def resolved(self, decoding: DecodingConfig, items: int = 1) -> DecodingConfig:
         if decoding.retrieval not in ("auto", "generative"):
             raise RequestError(
                 f"maskgr has no {decoding.retrieval} retrieval of its own; generation in one step "
@@ -239,40 +318,74 @@ class MaskGR(Trainable):
             )
         if decoding.cache == "off":
             raise RequestError("maskgr encodes a history once, exactly; leave --cache out")
-        steps = decoding.steps or self.levels
+        steps = decoding.steps or items * self.levels
         return replace(decoding, retrieval="generative", steps=steps, cache="frozen")
 
     def _decode(
         self, query: Query, decoding: DecodingConfig, *, trace: bool
     ) -> tuple[Tensor, Tensor, list[list[Step]]]:
         """(users, top) items and scores of users whose histories ascend in length."""
-        own = Histories(self, query.histories)
+        own = Histories(self, query.histories, decoding.guidance)
         counts = schedule(self.levels, decoding.steps)
         one_step = self._one_step(own, query)
-        if len(counts) == 1:
+        exact = len(counts) == 1 and not decoding.remask  # a search only for its trace
+        if exact and not trace:
             return *one_step, []
         seeds = history_seeds(query.histories, self.config.seed).to(self.device)
         found = beam_search(
             own,
             self.index,
             counts,
-            decoding.beams,
+            query.top if exact else decoding.beams,
             priorities=fixed_priorities(decoding.order, seeds, self.levels),
             filters=query_filters(query, self.device),
+            remask=decoding.remask,
             trace=trace,
         )
-        items, scores = _extended(found.items, found.scores, *one_step)
+        if exact:
+            return *one_step, found.steps
+        items, scores = _extended(found.items.squeeze(2), found.scores, *one_step)
         return items[:, : query.top], scores[:, : query.top], found.steps
 
     def _one_step(self, own: Histories, query: Query) -> tuple[Tensor, Tensor]:
         return best_items(
-            own.first(),
+            own.first().squeeze(1),
             own.table,
             query.top,
             allowed=query_filters(query, self.device).allowed,
             excluded=query.excluded,
             bonus=own.bonus,
         )
+
+    @torch.no_grad()
+    def sessions(
+        self, query: Query, items: int, decoding: DecodingConfig, *, repeats: bool
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        if items > self.own.session:
+            raise RequestError(
+                f"this maskgr was trained for sessions of {self.own.session}, not of {items}; ask "
+                f"for fewer, or train one with session={items}"
+            )
+        decoding = self.resolved(decoding, items)
+        self.eval()
+        found = np.full((len(query.histories), query.top, items), -1, dtype=np.int64)
+        scores = np.full(found.shape[:2], -np.inf, dtype=np.float32)
+        for rows in portions(query.histories, self.config.history_limit):
+            part = query.select(rows)
+            seeds = history_seeds(part.histories, self.config.seed).to(self.device)
+            decoded = beam_search(
+                Histories(self, part.histories, decoding.guidance, items),
+                self.index,
+                schedule(items * self.levels, decoding.steps),
+                max(decoding.beams, query.top),
+                priorities=fixed_priorities(decoding.order, seeds, items * self.levels),
+                filters=query_filters(part, self.device),
+                repeats=repeats,
+                remask=decoding.remask,
+            )
+            found[rows] = decoded.items[:, : query.top].cpu().numpy()
+            scores[rows] = decoded.scores[:, : query.top].cpu().numpy()
+        return found, scores
 
     @torch.no_grad()
     def sample(
@@ -299,15 +412,17 @@ class MaskGR(Trainable):
 
     def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> MaskGR:
         """New items by their text: vectors, and semantic IDs from the fitted codebooks."""
-        if not self.own.text:
+        if self.history.config.items == "id":
             raise RequestError(
                 "this maskgr was trained without text and knows nothing of new items; train one "
-                "with text=true"
+                "of items with text"
             )
         device = self.device.type
         sids = self.sids.encode_new(items, embeddings=embeddings, device=device)
-        history = self.history.grown(torch.from_numpy(sids.embeddings))
         neighbours = None if self.neighbours is None else self.neighbours.with_items(items, None)
+        history = self.history.grown(
+            torch.from_numpy(sids.embeddings), _digit_vectors(self.own, sids)
+        )
         model = MaskGR(self.config, sids, history, neighbours, self.bias)
         model.denoiser.load_state_dict(self.denoiser.state_dict())
         return model.to(self.device).eval()
@@ -318,20 +433,26 @@ class MaskGR(Trainable):
         np.save(folder / COUNTS, self.history.counts)
         if self.neighbours is not None:
             self.neighbours.save(folder)
-        (folder / BIAS).write_text(json.dumps(asdict(self.bias)) + "\n", encoding="utf-8")
+        chosen = {"items": self.history.config.items, **asdict(self.bias)}
+        (folder / CHOSEN).write_text(json.dumps(chosen) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path, config: TrainConfig) -> Self:
         own: MaskGRConfig = config.model
         sids = SemanticIds.load(folder / "sids")
         try:
-            values = json.loads((folder / BIAS).read_text(encoding="utf-8"))
-            bias = Bias(**{f.name: float(values[f.name]) for f in fields(Bias)})
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ArtefactError(f"{folder / BIAS} is damaged ({error}); train again") from error
-        embeddings = torch.from_numpy(sids.embeddings) if own.text else None
-        counts = load_counts(folder)
-        history = SASRec(_history_config(own), counts, embeddings, config.history_limit)
+            chosen = json.loads((folder / CHOSEN).read_text(encoding="utf-8"))
+            bias = Bias(**{f.name: float(chosen[f.name]) for f in fields(Bias)})
+            history_config = sasrec_config(own, chosen["items"])
+        except (OSError, ValueError, KeyError, TypeError, RequestError) as error:
+            raise ArtefactError(f"{folder / CHOSEN} is damaged ({error}); train again") from error
+        history = SASRec(
+            history_config,
+            load_counts(folder),
+            None if chosen["items"] == "id" else torch.from_numpy(sids.embeddings),
+            config.history_limit,
+            _digit_vectors(own, sids),
+        )
         neighbours = Neighbours.load(folder) if own.neighbours else None
         model = cls(config, sids, history, neighbours, bias)
         load_weights(model, folder / WEIGHTS)
@@ -339,25 +460,49 @@ class MaskGR(Trainable):
 
 
 class Histories:
-    """A batch of histories as a `maskgr.decoding.joint.EnergyDenoiser`."""
+    """A batch of histories as a `maskgr.decoding.posterior.EnergyDenoiser`."""
 
-    def __init__(self, model: MaskGR, histories: Sequences) -> None:
-        """`histories`: whole, in ascending order of what the model sees of them."""
+    def __init__(
+        self, model: MaskGR, histories: Sequences, guidance: float = 0.0, items: int = 1
+    ) -> None:
+        """`histories`: whole, in ascending order of what the model sees of them. `items`: how many
+        next items are decoded together."""
         hidden, layout = model.history.encode(histories.last(model.config.history_limit))
+        self.items, self.levels, self.guidance = items, model.levels, guidance
         self.memory = HistoryMemory(model.denoiser, hidden, layout)
         self.queries = model.history.queries(self.memory.last)  # (users, width)
         self.table = model.history.table()
         self.bonus: Bonus | None = model.bias.bonus(model.history, model.neighbours, histories)
+        # Energies are linear in the query, so guidance moves the query itself. Training predicts
+        # the first item of every sequence from an empty history.
+        self.empty = Histories(model, Sequences.of([[]]), 0.0, items) if guidance else None
 
     @property
     def users(self) -> int:
         return len(self.queries)
 
     def first(self) -> Tensor:
-        return self.queries
+        user = torch.arange(self.users, device=self.queries.device)
+        nothing = torch.zeros(self.users, self.items, self.levels, device=user.device)
+        return self(user, nothing.long(), nothing.bool())
 
     def __call__(self, user: Tensor, codes: Tensor, revealed: Tensor) -> Tensor:
-        return self.queries[user] + self.memory.change(user, codes, revealed)
+        asked = [self._query(user, codes, revealed, place) for place in range(self.items)]
+        queries = torch.stack(asked, 1)  # (rows, items, width)
+        if self.empty is not None:
+            unguided = self.empty(torch.zeros_like(user), codes, revealed)
+            queries = queries + self.guidance * (queries - unguided)
+        return queries
+
+    def _query(self, user: Tensor, codes: Tensor, revealed: Tensor, place: int) -> Tensor:
+        """(rows, width); while nothing is known, the history alone asks for the first item."""
+        queries = self.queries[user]
+        if place == 0 and not revealed.any():
+            return queries
+        change = self.memory.change(user, codes, revealed, place)
+        if place == 0:
+            change = change * revealed.flatten(1).any(1, keepdim=True)
+        return queries + change
 
 
 def _extended(
@@ -372,59 +517,16 @@ def _extended(
     return together.gather(1, order), values.gather(1, order)
 
 
-def _shares(config: FitConfig, share: float) -> tuple[FitConfig, FitConfig]:
-    """The budgets of the history's encoder and of the denoiser."""
-    steps = max(1, round(share * config.steps))
-    return (
-        replace(config, steps=max(1, config.steps - steps), minutes=(1 - share) * config.minutes),
-        replace(config, steps=steps, minutes=share * config.minutes),
-    )
+def _digit_vectors(own: MaskGRConfig, sids: SemanticIds) -> DigitVectors | None:
+    """Item vectors as sums of digits' vectors, where the settings ask for them."""
+    if own.vectors != "digits":
+        return None
+    codes = torch.from_numpy(sids.digits).long()
+    return DigitVectors(own.transformer.width, codes, sids.codebook_sizes)
 
 
-def _history_config(own: MaskGRConfig) -> SASRecConfig:
-    return SASRecConfig(own.transformer, own.loss, own.negatives, own.text, own.repeat_bias)
-
-
-def _learned_ids(training: Training, history: SASRec, text: ItemText) -> SemanticIds:
-    """Semantic IDs made of what the SASRec learned about the items."""
-    config, work = training.config, training.work
-
-    def make(folder: Path) -> None:
-        sids = SemanticIds.from_learned(
-            training.data.items,
-            score_space(history, training.split.train, config),
-            text,
-            config.model.sids,
-            seed=config.seed,
-            device=config.device,
-            progress=work.progress,
-        )
-        sids.save(folder)
-
-    return SemanticIds.load(work.once("sids", make))
-
-
-@torch.no_grad()
-def score_space(history: SASRec, train: Sequences, config: TrainConfig) -> npt.NDArray[np.float32]:
-    """(items, width) item vectors, rotated and scaled such that a squared distance is the mean
-    squared difference of two items' scores.
-
-    No query ever asks about much of what vectors say; digits are not to be spent on it.
-    """
-    rng = np.random.default_rng(config.seed)
-    users = rng.permutation(np.flatnonzero(train.lengths))[:QUERY_USERS]
-    histories = by_length(train.select(users).last(config.history_limit))
-    asked = []
-    for rows in portions(histories, config.history_limit):
-        hidden, _ = history.encode(histories.select(rows))
-        asked.append(history.queries(hidden).double().cpu().numpy())
-    queries = np.concatenate(asked)
-    values, directions = np.linalg.eigh(queries.T @ queries / len(queries))
-    vectors = history.table().double().cpu().numpy()
-    stretched = vectors @ (directions * np.sqrt(values.clip(min=0)))
-    return np.ascontiguousarray(stretched, dtype=np.float32)
-
-
+CPU_ENCODER = TransformerConfig(layers=2, width=256, heads=4, hidden=512, dropout=0.3)
+CPU_FIT = FitConfig(minutes=30, token_budget=1600, learning_rate=2e-3)
 MaskGR.presets = {
     # Seconds to minutes: for tests and the demo.
     "tiny": TrainConfig(
@@ -439,9 +541,26 @@ MaskGR.presets = {
     "cpu": TrainConfig(
         "maskgr",
         MaskGRConfig(
-            TransformerConfig(layers=2, width=256, heads=4, hidden=512, dropout=0.3),
+            CPU_ENCODER,
+            denoiser_share=0.15,
             sids=SidsConfig(unique="share"),
+            decoding=DecodingConfig(steps=2),
         ),
-        FitConfig(minutes=30, token_budget=1600, learning_rate=2e-3),
+        CPU_FIT,
+        history_limit=200,
+    ),
+    # The same with digits alone: no item has a vector of its own, as in the paper.
+    "digits": TrainConfig(
+        "maskgr",
+        MaskGRConfig(
+            CPU_ENCODER,
+            vectors="digits",
+            neighbours=0,
+            denoiser_share=0.4,
+            sids=SidsConfig(quantizer=QuantizerConfig(levels=16), unique="share"),
+            decoding=DecodingConfig(steps=2),
+        ),
+        CPU_FIT,
+        history_limit=200,
     ),
 }

@@ -215,6 +215,9 @@ class PaperMaskGR(Trainable):
 
     def resolved(self, decoding: DecodingConfig) -> DecodingConfig:
         kind, cache = decoding.retrieval, decoding.cache
+        for name in ("guidance", "remask"):
+            if getattr(decoding, name):
+                raise RequestError(f"maskgr-paper has no {name}; leave --{name} out, or use maskgr")
         if kind == "auto":
             kind = "unified" if self.network.head is not None else "generative"
         if cache == "auto":

@@ -1,0 +1,111 @@
+"""What MaskGR learns before its denoiser: the history encoder, then semantic IDs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from maskgr.data.sequences import Sequences
+from maskgr.models.base import TrainConfig, Training
+from maskgr.models.maskgr.config import MaskGRConfig
+from maskgr.models.sasrec import SASRec, SASRecConfig, portions
+from maskgr.nn.item_vectors import ItemSource
+from maskgr.sids.item_text import ItemText
+from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.training.batches import by_length
+from maskgr.training.fit import FitConfig
+
+QUERY_USERS = 4096  # users whose queries say which directions of item vectors matter
+
+
+def train_history(training: Training, text: ItemText, fit: FitConfig) -> SASRec:
+    """The history encoder, in evaluation mode. Where the settings leave it to the data what item
+    vectors are made of, each way has an equal share of the time, and validation chooses.
+
+    How fast items should depart from their texts cannot be told early: texts that say a little are
+    ahead at first, and fall behind what IDs alone come to.
+    """
+    own: MaskGRConfig = training.config.model
+    sources = _sources(own, text)
+    budget = shares(fit, 1 / len(sources))[1] if len(sources) > 1 else fit
+    best, networks = {}, {}
+    for source in sources:
+        torch.manual_seed(training.config.seed)
+        networks[source] = SASRec(
+            sasrec_config(own, source),
+            training.counts,
+            None if source == "id" else torch.from_numpy(text.embeddings),
+            training.config.history_limit,
+        )
+        label = "history" if len(sources) == 1 else f"history, items by {source}"
+        work = training.work.stage(f"history-{source}")
+        best[source] = training.fit(networks[source], budget, work=work, label=label)["recall@10"]
+    chosen = max(sources, key=lambda source: best[source])
+    if len(sources) > 1 and training.work.world.writes:
+        print(f"history: items by {chosen} are better on validation", file=sys.stderr)
+    return networks[chosen].eval()
+
+
+def _sources(own: MaskGRConfig, text: ItemText) -> list[ItemSource]:
+    """What item vectors may be made of."""
+    if own.items != "auto":
+        return [own.items]
+    return ["text", "both"] if np.ptp(text.embeddings, axis=0).any() else ["id"]
+
+
+def sasrec_config(own: MaskGRConfig, source: ItemSource) -> SASRecConfig:
+    return SASRecConfig(own.transformer, own.loss, own.negatives, source, own.repeat_bias)
+
+
+def shares(config: FitConfig, share: float) -> tuple[FitConfig, FitConfig]:
+    """The budgets of the history's encoder and of the denoiser."""
+    steps = max(1, round(share * config.steps))
+    return (
+        replace(config, steps=max(1, config.steps - steps), minutes=(1 - share) * config.minutes),
+        replace(config, steps=steps, minutes=share * config.minutes),
+    )
+
+
+def learned_ids(training: Training, history: SASRec, text: ItemText) -> SemanticIds:
+    """Semantic IDs made of what the SASRec learned about the items."""
+    config, work = training.config, training.work
+
+    def make(folder: Path) -> None:
+        sids = SemanticIds.from_learned(
+            training.data.items,
+            score_space(history, training.split.train, config),
+            text,
+            config.model.sids,
+            seed=config.seed,
+            device=config.device,
+            progress=work.progress,
+        )
+        sids.save(folder)
+
+    return SemanticIds.load(work.once("sids", make))
+
+
+@torch.no_grad()
+def score_space(history: SASRec, train: Sequences, config: TrainConfig) -> npt.NDArray[np.float32]:
+    """(items, width) item vectors, rotated and scaled such that a squared distance is the mean
+    squared difference of two items' scores.
+
+    No query ever asks about much of what vectors say; digits are not to be spent on it.
+    """
+    rng = np.random.default_rng(config.seed)
+    users = rng.permutation(np.flatnonzero(train.lengths))[:QUERY_USERS]
+    histories = by_length(train.select(users).last(config.history_limit))
+    asked = []
+    for rows in portions(histories, config.history_limit):
+        hidden, _ = history.encode(histories.select(rows))
+        asked.append(history.queries(hidden).double().cpu().numpy())
+    queries = np.concatenate(asked)
+    values, directions = np.linalg.eigh(queries.T @ queries / len(queries))
+    vectors = history.items().double().cpu().numpy()
+    stretched = vectors @ (directions * np.sqrt(values.clip(min=0)))
+    return np.ascontiguousarray(stretched, dtype=np.float32)
