@@ -90,17 +90,6 @@ class Filters:
     allowed: Tensor | None = None  # (items,) bool, for all users
     banned: tuple[Tensor, Tensor] | None = None  # (pairs,) user and item, users ascending
 
-    def apply(self, users: Tensor, energies: Tensor) -> Tensor:
-        """`energies` (users, items) of consecutive users, -inf where an item may not be had."""
-        if self.allowed is not None:
-            energies = energies.masked_fill(~self.allowed, -torch.inf)
-        if self.banned is not None:
-            rows, items = self.banned
-            here = (rows >= users[0]) & (rows <= users[-1])
-            energies = energies.clone() if self.allowed is None else energies
-            energies[rows[here] - users[0], items[here]] = -torch.inf
-        return energies
-
     def keep(self, users: Tensor, found: Matches) -> Matches:
         """The matches that the user (rows,) of each row may get."""
         if self.allowed is not None:
