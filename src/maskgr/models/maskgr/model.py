@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -39,9 +39,10 @@ from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training, query_filters
 from maskgr.models.maskgr.bias import USERS, Bias, choose_bias
 from maskgr.models.maskgr.config import MaskGRConfig
-from maskgr.models.maskgr.denoiser import Denoiser, HistoryMemory, fit_codes
-from maskgr.models.maskgr.noise import stratified_levels
+from maskgr.models.maskgr.denoiser import Denoiser, fit_codes
+from maskgr.models.maskgr.noise import RevealedBatch, draw_revealed
 from maskgr.models.maskgr.paper import semantic_ids
+from maskgr.models.maskgr.queries import Histories
 from maskgr.models.maskgr.stages import learned_ids, sasrec_config, shares, train_history
 from maskgr.models.neighbours import Neighbours
 from maskgr.models.sasrec import (
@@ -58,30 +59,9 @@ from maskgr.nn.transformer import Layout, TransformerConfig
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
 from maskgr.sids.config import QuantizerConfig, SidsConfig
 from maskgr.sids.semantic_ids import SemanticIds
-from maskgr.training.fit import Batch, FitConfig, Trainable
+from maskgr.training.fit import FitConfig, Trainable
 
 WEIGHTS, CHOSEN = "network.safetensors", "chosen.json"
-
-
-@dataclass(frozen=True, eq=False)
-class RevealedBatch(Batch):
-    """Sequences, and for every item a session that starts with it: which digits are revealed."""
-
-    asked: Batch  # the same sequences, with what the loss of the history draws for them
-    revealed: Tensor  # (items, session, levels) bool
-    place: Tensor  # (items,) the item of the session that is asked for
-
-    def part(self, rows: np.ndarray) -> RevealedBatch:
-        chosen = np.zeros(len(self.sequences), dtype=bool)
-        chosen[rows] = True
-        items = torch.from_numpy(np.repeat(chosen, self.sequences.lengths))
-        return replace(
-            self,
-            sequences=self.sequences.select(rows),
-            asked=self.asked.part(rows),
-            revealed=self.revealed[items],
-            place=self.place[items],
-        )
 
 
 class MaskGR(Trainable):
@@ -138,28 +118,8 @@ class MaskGR(Trainable):
     # Training
 
     def prepare(self, sequences: Sequences, generator: torch.Generator) -> RevealedBatch:
-        """Masks digits of the session after each place as equation 3 does, by a noise level of its
-        own. Sessions have one item or more; that of a masked digit, chosen at random, is asked for.
-        """
-        session, items = self.own.session, len(sequences.values)
-        left = np.repeat(sequences.lengths, sequences.lengths) - sequences.places
-        most = torch.from_numpy(left).clamp(max=session)
-        count = (torch.rand(items, generator=generator) * most).long() + 1  # items of each session
-        digits = count * self.levels
-        masked_count = (stratified_levels(items, generator) * digits).ceil()
-        draws = torch.rand(items, session * self.levels, generator=generator)
-        draws[torch.arange(session * self.levels) >= digits[:, None]] = 2.0  # no such item
-        order = draws.argsort(dim=1)
-        masked = order.argsort(dim=1) < masked_count[:, None]
-        place = order[:, 0] // self.levels
-        revealed = ~masked & (draws < 2)
-        return RevealedBatch(
-            sequences,
-            float(items),
-            self.history.prepare(sequences, generator),
-            revealed.view(items, session, self.levels),
-            place,
-        )
+        asked = self.history.prepare(sequences, generator)
+        return draw_revealed(asked, self.own.session, self.levels, generator)
 
     def forward(self, batch: RevealedBatch) -> Tensor:
         """() the sum of -log p(item | history, revealed digits), the exact joint of what is masked,
@@ -457,52 +417,6 @@ class MaskGR(Trainable):
         model = cls(config, sids, history, neighbours, bias)
         load_weights(model, folder / WEIGHTS)
         return model.to(pick_device(config.device)).eval()
-
-
-class Histories:
-    """A batch of histories as a `maskgr.decoding.posterior.EnergyDenoiser`."""
-
-    def __init__(
-        self, model: MaskGR, histories: Sequences, guidance: float = 0.0, items: int = 1
-    ) -> None:
-        """`histories`: whole, in ascending order of what the model sees of them. `items`: how many
-        next items are decoded together."""
-        hidden, layout = model.history.encode(histories.last(model.config.history_limit))
-        self.items, self.levels, self.guidance = items, model.levels, guidance
-        self.memory = HistoryMemory(model.denoiser, hidden, layout)
-        self.queries = model.history.queries(self.memory.last)  # (users, width)
-        self.table = model.history.table()
-        self.bonus: Bonus | None = model.bias.bonus(model.history, model.neighbours, histories)
-        # Energies are linear in the query, so guidance moves the query itself. Training predicts
-        # the first item of every sequence from an empty history.
-        self.empty = Histories(model, Sequences.of([[]]), 0.0, items) if guidance else None
-
-    @property
-    def users(self) -> int:
-        return len(self.queries)
-
-    def first(self) -> Tensor:
-        user = torch.arange(self.users, device=self.queries.device)
-        nothing = torch.zeros(self.users, self.items, self.levels, device=user.device)
-        return self(user, nothing.long(), nothing.bool())
-
-    def __call__(self, user: Tensor, codes: Tensor, revealed: Tensor) -> Tensor:
-        asked = [self._query(user, codes, revealed, place) for place in range(self.items)]
-        queries = torch.stack(asked, 1)  # (rows, items, width)
-        if self.empty is not None:
-            unguided = self.empty(torch.zeros_like(user), codes, revealed)
-            queries = queries + self.guidance * (queries - unguided)
-        return queries
-
-    def _query(self, user: Tensor, codes: Tensor, revealed: Tensor, place: int) -> Tensor:
-        """(rows, width); while nothing is known, the history alone asks for the first item."""
-        queries = self.queries[user]
-        if place == 0 and not revealed.any():
-            return queries
-        change = self.memory.change(user, codes, revealed, place)
-        if place == 0:
-            change = change * revealed.flatten(1).any(1, keepdim=True)
-        return queries + change
 
 
 def _extended(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from maskgr.models.maskgr.config import ObjectiveConfig
+from maskgr.training.fit import Batch
 
 
 def stratified_levels(count: int, generator: torch.Generator) -> Tensor:
@@ -109,3 +111,46 @@ def draw_noise(
 def _share(share: float, count: int, generator: torch.Generator) -> Tensor:
     """(count,) true with probability `share`, each by itself."""
     return torch.rand(count, generator=generator, device=generator.device) < share
+
+
+@dataclass(frozen=True, eq=False)
+class RevealedBatch(Batch):
+    """Sequences, and for every item a session that starts with it: which digits are revealed."""
+
+    asked: Batch  # the same sequences, with what the loss of the history draws for them
+    revealed: Tensor  # (items, session, levels) bool
+    place: Tensor  # (items,) the item of the session that is asked for
+
+    def part(self, rows: np.ndarray) -> RevealedBatch:
+        chosen = np.zeros(len(self.sequences), dtype=bool)
+        chosen[rows] = True
+        items = torch.from_numpy(np.repeat(chosen, self.sequences.lengths))
+        return replace(
+            self,
+            sequences=self.sequences.select(rows),
+            asked=self.asked.part(rows),
+            revealed=self.revealed[items],
+            place=self.place[items],
+        )
+
+
+def draw_revealed(
+    asked: Batch, session: int, levels: int, generator: torch.Generator
+) -> RevealedBatch:
+    """Masks digits of the session after each place as equation 3 does, by a noise level of its own.
+
+    Sessions have one item or more, `session` at most; that of a masked digit, chosen at random, is
+    asked for.
+    """
+    sequences, items = asked.sequences, len(asked.sequences.values)
+    left = np.repeat(sequences.lengths, sequences.lengths) - sequences.places
+    most = torch.from_numpy(left).clamp(max=session)
+    count = (torch.rand(items, generator=generator) * most).long() + 1  # items of each session
+    digits = count * levels
+    masked_count = (stratified_levels(items, generator) * digits).ceil()
+    draws = torch.rand(items, session * levels, generator=generator)
+    draws[torch.arange(session * levels) >= digits[:, None]] = 2.0  # no such item
+    order = draws.argsort(dim=1)
+    masked = order.argsort(dim=1) < masked_count[:, None]
+    revealed = (~masked & (draws < 2)).view(items, session, levels)
+    return RevealedBatch(sequences, asked.weight, asked, revealed, order[:, 0] // levels)
