@@ -225,10 +225,18 @@ class MaskGR(Trainable):
             vectors.digits.weight.copy_(tokens)
             self.history.items = vectors.to(self.device)
 
+    @torch.no_grad()
     def choose_bias(self, holdout: Holdout) -> Bias:
+        histories, limit = holdout.histories, self.config.history_limit
+        queries = torch.empty(len(histories), self.history.width, device=self.device)
+        for rows in portions(histories, limit):  # once for all biases
+            hidden = self.history.last_states(histories.select(rows))
+            queries[torch.from_numpy(rows).to(self.device)] = self.history.queries(hidden)
+
         def rank(query: Query, bias: Bias) -> Ranked:
-            self.bias = bias
-            return self.decode(query, DecodingConfig(steps=1))
+            bonus = bias.bonus(self.history, self.neighbours, query.histories)
+            found, scores = best_items(queries, self.history.table(), query.top, bonus=bonus)
+            return Ranked(found.int().cpu().numpy(), scores.cpu().numpy())
 
         return choose_bias(
             rank,
