@@ -455,6 +455,7 @@ MaskGR.presets = {
         "maskgr",
         MaskGRConfig(
             TransformerConfig(layers=2, width=64, heads=2, hidden=256),
+            items="text",
             sids=SidsConfig(quantizer=QuantizerConfig(levels=3, codes=64), unique="share"),
         ),
         FitConfig(steps=600, token_budget=2048, learning_rate=3e-3, validations=6),
