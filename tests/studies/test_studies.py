@@ -117,7 +117,7 @@ def test_recipe_trains_the_chosen_variants(asked: Asked, configs: list[TrainConf
     found = run_study("recipe", replace(asked, only=("as it is", "no text"), users=40))
     assert [row[0] for row in found.rows] == ["as it is", "no text"]
     assert len(found.columns) == len(found.rows[0]) == 3 + 4
-    assert [config.model.items for config in configs] == ["text", "id"]
+    assert [config.model.items for config in configs] == ["auto", "id"]
 
 
 def test_recipe_raises_when_there_is_no_such_variant(asked: Asked) -> None:
