@@ -27,8 +27,8 @@ def train_history(training: Training, text: ItemText, fit: FitConfig) -> SASRec:
     """The history encoder, in evaluation mode. Where the settings leave it to the data what item
     vectors are made of, each way has an equal share of the time, and validation chooses.
 
-    How fast items should depart from their texts cannot be told early: texts that say a little are
-    ahead at first, and fall behind what IDs alone come to.
+    Which is better cannot be told early: where texts say much, `both` learns faster at first, then
+    memorises and falls behind.
     """
     own: MaskGRConfig = training.config.model
     sources = _sources(own, text)
