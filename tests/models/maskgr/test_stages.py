@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
+import torch
 
 from maskgr.data.splits import leave_out
 from maskgr.evaluation.ranking import Query
@@ -14,7 +16,7 @@ from maskgr.models.maskgr.stages import train_history
 from maskgr.models.sasrec import item_text
 from maskgr.sids.config import EncoderConfig
 from tests.models.maskgr.test_model import CONFIG
-from tests.models.tiny import HISTORIES, ITEMS, assert_same, shop, workspace
+from tests.models.tiny import HISTORIES, ITEMS, assert_same, shop, texts, workspace
 
 FEW = replace(CONFIG, fit=replace(CONFIG.fit, steps=4, checkpoint_minutes=9))
 
@@ -53,3 +55,17 @@ def test_items_without_text_are_learned_by_their_ids(vectors: str, tmp_path: Pat
     (tmp_path / "saved").mkdir()
     own.save(tmp_path / "saved")
     assert_same(MaskGR.load(tmp_path / "saved", config).rank(query), own.rank(query), exact=True)
+
+
+def test_new_items_are_known_by_their_digits_where_items_are_digits(tmp_path: Path) -> None:
+    data = shop()
+    config = replace(FEW, model=replace(FEW.model, vectors="digits", items="text", neighbours=0))
+    own = MaskGR.learn(Training(data, leave_out(data.histories), config, workspace(tmp_path)))
+    grown = own.with_items(pl.DataFrame({"item_id": ["x", "y"]}), texts()[[3, 7]])
+    with torch.no_grad():
+        table, digits = grown.history.table(), grown.history.items.digits.weight
+        torch.testing.assert_close(table[:ITEMS], own.history.table())
+        sums = digits[grown.codes + torch.tensor(grown.denoiser.starts)].sum(1)
+        torch.testing.assert_close(table, sums)
+    found = grown.rank(Query(HISTORIES, ITEMS + 2)).items
+    assert (np.sort(found) == np.arange(ITEMS + 2)).all()

@@ -86,7 +86,7 @@ class MaskGR(Trainable):
         own: MaskGRConfig = config.model
         self.config, self.own, self.sids = config, own, sids
         self.neighbours, self.bias = neighbours, bias or Bias()
-        self.history = history.requires_grad_(own.vectors == "digits").eval()
+        self.history = history.requires_grad_(self.history_learns).eval()
         self.denoiser = Denoiser(own.transformer, sids.codebook_sizes, own.session)
         self.codes: Tensor
         self.register_buffer("codes", torch.from_numpy(sids.digits).long(), persistent=False)
@@ -100,6 +100,11 @@ class MaskGR(Trainable):
     def device(self) -> torch.device:
         return self.history.device
 
+    @property
+    def history_learns(self) -> bool:
+        """Whether the history is trained together with the denoiser."""
+        return bool(self.own.vectors == "digits")
+
     def to(self, *arguments: Any, **options: Any) -> Self:
         moved = super().to(*arguments, **options)
         self.history.eval()  # drops the table that it kept
@@ -109,9 +114,7 @@ class MaskGR(Trainable):
     def train(self, mode: bool = True) -> Self:
         self.training = mode
         self.denoiser.train(mode)
-        if (
-            self.own.vectors == "digits"
-        ):  # else it does not learn: no dropout, and it keeps its table
+        if self.history_learns:  # else it has no dropout, and keeps its table
             self.history.train(mode)
         return self
 
@@ -128,7 +131,7 @@ class MaskGR(Trainable):
         if not len(batch.sequences):  # more processes than sequences
             trained = [p.sum() for p in self.parameters() if p.requires_grad]
             return 0 * torch.stack(trained).sum()
-        history, learns = self.history, self.own.vectors == "digits"
+        history, learns = self.history, self.history_learns
         items = torch.from_numpy(batch.sequences.values).to(self.device).long()
         bonus = history.repeat_bonus(*earlier_items(batch.sequences))
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
