@@ -20,7 +20,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.ranking import Query
-from maskgr.models import sasrec
+from maskgr.models import retrieval
 from maskgr.models.base import TrainConfig, Training
 from maskgr.models.sasrec import (
     NegativeBatch,
@@ -116,7 +116,7 @@ def test_ranking_equals_dense_scores(
     expected = log_probs(own, HISTORIES)
     for query in queries():
         assert_same(own.rank(query), ranked_by(expected, query))
-    monkeypatch.setattr(sasrec, "RANK_TOKENS", 6)  # few users at once
+    monkeypatch.setattr(retrieval, "RANK_TOKENS", 6)  # few users at once
     for query in queries():
         assert_same(own.rank(query), ranked_by(expected, query))
 

@@ -8,7 +8,7 @@ published, a binary cross-entropy with one random negative.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -23,11 +23,11 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout
 from maskgr.devices import pick_device
 from maskgr.errors import RequestError
-from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training
+from maskgr.models.items import item_text
+from maskgr.models.retrieval import rank_items, validation_recall
 from maskgr.nn.item_vectors import DigitVectors, ItemSource, ItemVectors, Table
-from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import (
     Bonus,
     NegativeSampler,
@@ -42,7 +42,6 @@ from maskgr.sids.config import EncoderConfig
 from maskgr.sids.item_text import ItemText
 from maskgr.training.fit import Batch, FitConfig, Trainable
 
-RANK_TOKENS = 16_384  # items of the histories that are encoded at once
 WRITTEN_OUT = 2**20  # items whose vectors are computed once and kept, where they are sums of digits
 WEIGHTS = "network.safetensors"
 
@@ -237,32 +236,19 @@ class SASRec(Trainable):
         return 0.0 if self.repeat is None else float(self.repeat.detach()) * self.width**0.5
 
     def validate(self, holdout: Holdout) -> dict[str, float]:
-        top = min(10, len(self.counts))
-        ranked = self.rank(Query(holdout.histories, top)).items
-        return {"recall@10": float(recall(ranked, holdout.targets, 10).mean())}
+        return validation_recall(self.rank, holdout, len(self.counts))
 
     @torch.no_grad()
     def rank(self, query: Query) -> Ranked:
         if self.training:
             self.eval()
-        users = len(query.histories)
-        items = np.full((users, query.top), -1, dtype=np.int32)
-        scores = np.full((users, query.top), -np.inf, dtype=np.float32)
-        allowed = None
-        if query.allowed is not None and not query.allowed.all():
-            allowed = torch.from_numpy(query.allowed).to(self.device)
-        for rows in portions(query.histories, self.history_limit):
-            part = query.select(rows)
-            found, values = best_items(
-                self.queries(self.last_states(part.histories)),
-                self.table(),
-                query.top,
-                allowed=allowed,
-                excluded=part.excluded,
-                bonus=self.repeat_bonus(*distinct_pairs(part.histories)),
-            )
-            items[rows], scores[rows] = found.cpu().numpy(), values.cpu().numpy()
-        return Ranked(items, scores)
+        return rank_items(
+            query,
+            lambda histories: self.queries(self.last_states(histories)),
+            self.table(),
+            history_limit=self.history_limit,
+            bonus=lambda histories: self.repeat_bonus(*distinct_pairs(histories)),
+        )
 
     def last_states(self, histories: Sequences) -> Tensor:
         """(users, width) the hidden state after each whole history, shortest first."""
@@ -319,27 +305,6 @@ class SASRec(Trainable):
         load_weights(model, folder / WEIGHTS)
         model.text = text
         return model.to(pick_device(config.device)).eval()
-
-
-def item_text(training: Training, encoder: EncoderConfig, *, optional: bool = False) -> ItemText:
-    """The texts' embeddings, made by one process and kept in the run."""
-    work, device = training.work, training.config.device
-
-    def make(folder: Path) -> None:
-        ItemText.make(
-            training.data, encoder, device=device, optional=optional, progress=work.progress
-        ).save(folder)
-
-    return ItemText.load(work.once("text", make))
-
-
-def portions(histories: Sequences, limit: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Rows of similar length, shortest first, as many at once as the token budget has room for."""
-    lengths = np.minimum(histories.lengths, limit) + 1
-    order = np.argsort(lengths, kind="stable")
-    filled = np.cumsum(lengths[order]) // RANK_TOKENS
-    if len(order):
-        yield from np.split(order, np.flatnonzero(np.diff(filled)) + 1)
 
 
 def without_last(sequences: Sequences) -> Sequences:

@@ -11,9 +11,9 @@ import torch
 from maskgr.data.splits import leave_out
 from maskgr.evaluation.ranking import Query
 from maskgr.models.base import Training
+from maskgr.models.items import item_text
 from maskgr.models.maskgr.model import MaskGR
 from maskgr.models.maskgr.stages import train_history
-from maskgr.models.sasrec import item_text
 from maskgr.sids.config import EncoderConfig
 from tests.models.maskgr.test_model import CONFIG
 from tests.models.tiny import HISTORIES, ITEMS, assert_same, shop, texts, workspace

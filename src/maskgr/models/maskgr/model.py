@@ -37,21 +37,16 @@ from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training, query_filters
+from maskgr.models.items import item_text, semantic_ids
 from maskgr.models.maskgr.bias import USERS, Bias, choose_bias
 from maskgr.models.maskgr.config import MaskGRConfig
 from maskgr.models.maskgr.denoiser import Denoiser, fit_codes
 from maskgr.models.maskgr.noise import RevealedBatch, draw_revealed
-from maskgr.models.maskgr.paper import semantic_ids
 from maskgr.models.maskgr.queries import Histories
 from maskgr.models.maskgr.stages import learned_ids, sasrec_config, shares, train_history
 from maskgr.models.neighbours import Neighbours
-from maskgr.models.sasrec import (
-    SASRec,
-    earlier_items,
-    item_text,
-    portions,
-    without_last,
-)
+from maskgr.models.retrieval import portions
+from maskgr.models.sasrec import SASRec, earlier_items, without_last
 from maskgr.nn.item_vectors import DigitVectors
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import Bonus

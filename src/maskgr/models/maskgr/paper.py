@@ -23,10 +23,11 @@ from maskgr.decoding.matching import CodeIndex
 from maskgr.decoding.orders import history_seeds
 from maskgr.decoding.sampling import sample
 from maskgr.devices import pick_device
-from maskgr.errors import ArtefactError, RequestError
+from maskgr.errors import RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training, query_filters
+from maskgr.models.items import semantic_ids
 from maskgr.models.maskgr.config import NetworkConfig, PaperConfig
 from maskgr.models.maskgr.history import Histories
 from maskgr.models.maskgr.network import Network
@@ -378,29 +379,6 @@ class PaperMaskGR(Trainable):
         model = cls(config, SemanticIds.load(folder / "sids"), load_counts(folder))
         load_weights(model, folder / WEIGHTS)
         return model.to(pick_device(config.device)).eval()
-
-
-def semantic_ids(training: Training) -> SemanticIds:
-    """The given IDs, or IDs made from the items' texts; kept in the run, where all processes find
-    them."""
-    config, work = training.config, training.work
-
-    def make(folder: Path) -> None:
-        made = training.sids or SemanticIds.make(
-            training.data,
-            config.model.sids,
-            seed=config.seed,
-            device=config.device,
-            progress=work.progress,
-        )
-        made.save(folder)
-
-    sids = SemanticIds.load(work.once("sids", make))
-    if not sids.items["item_id"].equals(training.data.item_ids):
-        raise ArtefactError(
-            "the semantic IDs were made for other items than the dataset's; make them again"
-        )
-    return sids
 
 
 PaperMaskGR.presets = {

@@ -13,7 +13,8 @@ import torch
 from maskgr.data.sequences import Sequences
 from maskgr.models.base import TrainConfig, Training
 from maskgr.models.maskgr.config import MaskGRConfig
-from maskgr.models.sasrec import SASRec, SASRecConfig, portions
+from maskgr.models.retrieval import portions
+from maskgr.models.sasrec import SASRec, SASRecConfig
 from maskgr.nn.item_vectors import ItemSource
 from maskgr.sids.item_text import ItemText
 from maskgr.sids.semantic_ids import SemanticIds
