@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from ranx import Qrels, Run
 from ranx import evaluate as ranx_evaluate
 
-from maskgr.evaluation.metrics import Mean, metrics, ndcg, recall, session_recall, top_items
+from maskgr.evaluation.metrics import (
+    Mean,
+    means,
+    ndcg,
+    recall,
+    session_recall,
+    top_items,
+    user_metrics,
+)
 
 
 def by_ranx(
@@ -78,7 +86,7 @@ def test_tied_scores_agree_with_ranx(seed: int) -> None:
     )
     names = ["recall@5", "recall@10", "ndcg@5", "ndcg@10"]
     theirs = ranx_evaluate(qrels, run, names)
-    ours = metrics(top_items(scores, 10), targets, (5, 10))
+    ours = means(user_metrics(top_items(scores, 10), targets, (5, 10)))
     for name in names:
         assert ours[name].mean == pytest.approx(theirs[name], abs=1e-9)
 

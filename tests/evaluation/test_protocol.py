@@ -12,7 +12,7 @@ from maskgr.data.splits import Holdout, leave_out
 from maskgr.data.synthetic import Shop, generate
 from maskgr.errors import RequestError
 from maskgr.evaluation import protocol
-from maskgr.evaluation.metrics import recall, top_items
+from maskgr.evaluation.metrics import Mean, recall, top_items
 from maskgr.evaluation.protocol import evaluate, evaluate_sessions
 from maskgr.evaluation.ranking import Query, Ranked
 
@@ -188,3 +188,15 @@ def test_cutoff_beyond_the_catalogue_ranks_the_whole_catalogue() -> None:
     result = evaluate(ranker, HOLDOUT, 4, ks=(50,))
     assert result.metrics["all"]["recall@50"].mean == 1
     assert ranker.asked[0].top == 4
+
+
+def test_means_are_those_of_the_values_of_each_user() -> None:
+    result = evaluate(falling(), HOLDOUT, 4, ks=(1, 3))
+    assert result.values["all"]["recall@3"].tolist() == [1, 0, 0]
+    assert result.values["unseen"]["recall@1"].tolist() == [1, 1, 1]
+    sessions = evaluate_sessions(FixedSessions([[2, 3], [3, 3]]), PAIRS, 2, ks=(1,), beams=2)
+    assert sessions.values["all"]["session_recall@1"].tolist() == [1, 0.5, 0]
+    for found in (result, sessions):
+        for way, metrics in found.metrics.items():
+            for name, mean in metrics.items():
+                assert Mean.of(found.values[way][name]) == mean

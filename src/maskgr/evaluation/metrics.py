@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,15 +66,20 @@ class Mean:
         return cls(mean, max(0.0, mean - margin), min(1.0, mean + margin))
 
 
-def metrics(
+def user_metrics(
     ranked: npt.NDArray[Any], targets: npt.NDArray[Any], ks: Sequence[int]
-) -> dict[str, Mean]:
-    """`recall@K` and `ndcg@K` for each K."""
+) -> dict[str, Floats]:
+    """(users,) `recall@K` and `ndcg@K` for each K."""
     result = {}
     for k in ks:
-        result[f"recall@{k}"] = Mean.of(recall(ranked, targets, k))
-        result[f"ndcg@{k}"] = Mean.of(ndcg(ranked, targets, k))
+        result[f"recall@{k}"] = recall(ranked, targets, k)
+        result[f"ndcg@{k}"] = ndcg(ranked, targets, k)
     return result
+
+
+def means(values: Mapping[str, Floats]) -> dict[str, Mean]:
+    """Each metric's mean over the users."""
+    return {name: Mean.of(own) for name, own in values.items()}
 
 
 def top_items(scores: npt.NDArray[Any], top: int) -> npt.NDArray[np.int64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from maskgr.data.synthetic import Shop
 from maskgr.errors import RequestError
 from maskgr.evaluation.config import PROTOCOLS as PROTOCOLS
 from maskgr.evaluation.config import Protocol as Protocol
-from maskgr.evaluation.metrics import Mean, metrics, session_recall, top_items
+from maskgr.evaluation.metrics import Floats, Mean, means, session_recall, top_items, user_metrics
 from maskgr.evaluation.ranking import Query, Ranker, SessionPlanner
 
 BATCH = 1024  # users ranked at once
@@ -36,6 +36,8 @@ class Evaluation:
     users_per_second: float
     invalid_share: float | None = None  # share of beams that are no item, where beams may be so
     oracle: dict[Protocol, dict[str, Mean]] | None = None
+    # (users,) what the means are of, in the order of the questions.
+    values: dict[Protocol, dict[str, Floats]] = field(default_factory=dict, repr=False)
 
     def to_dict(self, protocol: Protocol) -> dict[str, Any]:
         """Flat means under `protocol`, and everything under `protocols`."""
@@ -66,22 +68,23 @@ def evaluate(
     """Answers every question of `holdout` from a catalogue of `n_items` under each protocol."""
     _require_cutoffs(ks)
     depth = min(max(ks), n_items)
-    found: dict[Protocol, dict[str, Mean]] = {}
+    found: dict[Protocol, dict[str, Floats]] = {}
     shares: list[float] = []
     start = time.perf_counter()
     for protocol in protocols:
         ranked = ranker.rank(_query(holdout, depth, protocol))
-        found[protocol] = metrics(ranked.items, holdout.targets, ks)
+        found[protocol] = user_metrics(ranked.items, holdout.targets, ks)
         if ranked.invalid_share is not None:
             shares.append(ranked.invalid_share)
     seconds = time.perf_counter() - start
     questions = len(holdout.users)
     return Evaluation(
         users=questions,
-        metrics=found,
+        metrics={protocol: means(values) for protocol, values in found.items()},
         users_per_second=len(protocols) * questions / max(seconds, 1e-9),
         invalid_share=float(np.mean(shares)) if shares else None,
         oracle=None if shop is None else _oracle(shop, holdout, ks),
+        values=found,
     )
 
 
@@ -111,17 +114,22 @@ def evaluate_sessions(
             f"a session of {items} does not fit the {held_out} held-out items of each user; ask "
             f"for 1 to {held_out}, or hold out more"
         )
-    found: dict[Protocol, dict[str, Mean]] = {}
+    found: dict[Protocol, dict[str, Floats]] = {}
     start = time.perf_counter()
     for protocol in protocols:
         sessions = planner.sessions(_query(holdout, beams, protocol), items)
         found[protocol] = {
-            f"session_recall@{k}": Mean.of(session_recall(sessions, holdout.targets[:, :items], k))
+            f"session_recall@{k}": session_recall(sessions, holdout.targets[:, :items], k)
             for k in ks
         }
     seconds = time.perf_counter() - start
     questions = len(holdout.users)
-    return Evaluation(questions, found, len(protocols) * questions / max(seconds, 1e-9))
+    return Evaluation(
+        users=questions,
+        metrics={protocol: means(values) for protocol, values in found.items()},
+        users_per_second=len(protocols) * questions / max(seconds, 1e-9),
+        values=found,
+    )
 
 
 def _require_cutoffs(ks: Sequence[int]) -> None:
@@ -146,7 +154,7 @@ def _oracle(shop: Shop, holdout: Holdout, ks: Sequence[int]) -> dict[Protocol, d
                 np.arange(len(holdout.users)), -(-len(holdout.users) // BATCH)
             )
         ]
-        result[protocol] = metrics(np.concatenate(batches), holdout.targets, ks)
+        result[protocol] = means(user_metrics(np.concatenate(batches), holdout.targets, ks))
     return result
 
 
