@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +17,17 @@ from maskgr.data.splits import leave_out
 from maskgr.errors import RequestError
 from maskgr.models.base import TrainConfig, train_config
 from maskgr.recommender import Recommender
-from maskgr.studies import cold_start, dense, orders, recipe
+from maskgr.studies import cold_start, dense, recipe
 from maskgr.studies.registry import STUDIES, run_study
-from maskgr.studies.report import Asked, trained
+from maskgr.studies.report import Asked, Report
+from maskgr.studies.runner import Job, Runner
 from tests.conftest import Outcome
 
 QUICK = (
     "layers=2", "width=16", "heads=2", "levels=2", "codes=8", "fit.steps=40", "minutes=0",
     "token_budget=1500", "learning_rate=1e-2", "validations=1",
 )  # fmt: skip
-TRAINED: dict[tuple[TrainConfig, str], Recommender] = {}  # by several tests, once
+TRAINED: dict[tuple[TrainConfig, str], Path] = {}  # by several tests, once
 
 
 @pytest.fixture
@@ -36,21 +37,22 @@ def asked(tmp_path: Path) -> Asked:
 
 
 @pytest.fixture
-def configs(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
+def configs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> list[TrainConfig]:
     """Studies train small models in this process; what they asked for is listed here."""
     asked_for: list[TrainConfig] = []
 
-    def quickly(asked: Asked, data: str, name: str, settings: Sequence[str] = ()) -> Recommender:
-        asked_for.append(asked.config(settings))
-        config = replace(asked, minutes=None).config((*settings, *QUICK))
-        dataset = Dataset.load(data)
-        key = (config, dataset.fingerprint)
+    def quickly(runner: Runner, job: Job) -> Path:
+        asked_for.append(job.config)
+        config = replace(job, minutes=None, settings=(*job.settings, *QUICK)).config
+        key = (config, runner.content)
         if key not in TRAINED:
-            TRAINED[key] = Recommender.train(dataset, config=config)
+            TRAINED[key] = tmp_path_factory.mktemp("trained") / job.model
+            Recommender.train(runner.dataset, config=config).save(TRAINED[key])
         return TRAINED[key]
 
-    for module in (cold_start, dense, orders, recipe):
-        monkeypatch.setattr(module, "trained", quickly)
+    monkeypatch.setattr(Runner, "train", quickly)
     return asked_for
 
 
@@ -128,8 +130,10 @@ def test_recipe_raises_when_there_is_no_such_variant(asked: Asked) -> None:
 def test_recipe_refuses_a_model_without_its_settings_before_training(
     asked: Asked, configs: list[TrainConfig]
 ) -> None:
-    with pytest.raises(RequestError, match="there is no setting neighbours"):
-        run_study("recipe", replace(asked, model="sasrec"))
+    only = ("as it is", "no neighbours")
+    paper = replace(asked, model="maskgr-paper", preset="paper", only=only)
+    with pytest.raises(RequestError, match="--set neighbours=0: there is no setting neighbours"):
+        run_study("recipe", paper)
     assert not configs
 
 
@@ -182,20 +186,16 @@ def test_command_prints_a_table_or_json(
     assert all(name in listed for name in STUDIES)
 
 
-def test_raises_when_training_fails(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="failed; the reason is above"):
-        trained(Asked("nowhere", tmp_path), "nowhere", "run")
+def test_study_measures_nothing_twice(
+    asked: Asked, configs: list[TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_study("orders", replace(asked, users=30))
+    monkeypatch.setattr("maskgr.studies.runner.evaluate", None)
+    assert run_study("orders", replace(asked, users=30)) == first
 
 
-def test_finished_runs_are_reused_only_for_the_same_settings_and_data(tmp_path: Path) -> None:
-    fetch("synthetic", synthetic=SyntheticConfig(users=60, items=40)).save(tmp_path / "shop")
-    data = str(tmp_path / "shop")
-    asked = Asked(data, tmp_path / "out", preset="tiny")
-    quick = ("fit.steps=2", "width=16", "codes=8", "layers=1")
-    first = trained(asked, data, "run", quick)
-    assert trained(asked, data, "run", quick).made == first.made
-    with pytest.raises(RequestError, match="was started with another seed; use the settings"):
-        trained(replace(asked, seed=1), data, "run", quick)
-    fetch("synthetic", synthetic=SyntheticConfig(users=61, items=40)).save(tmp_path / "other")
-    with pytest.raises(RequestError, match="was trained on other data"):
-        trained(asked, str(tmp_path / "other"), "run", quick)
+def test_report_as_markdown() -> None:
+    report = Report("Title", ("a|b", "count"), (("x", 12_345), ("y", 0.5)), ("a note",))
+    assert report.to_markdown() == (
+        "**Title**\n\n| a\\|b | count |\n| --- | --- |\n| x | 12,345 |\n| y | 0.5 |\n\n- a note\n"
+    )

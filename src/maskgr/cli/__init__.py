@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from maskgr.cli import data, demo, evaluate, models, recommend, sids, study, train
+from maskgr.cli import compare, data, demo, evaluate, models, recommend, sids, study, train
 from maskgr.cli.console import Interrupted
 from maskgr.errors import MaskGRError
 from maskgr.version import __version__
@@ -26,6 +26,7 @@ app.add_typer(sids.app, name="sids")
 app.command()(models.models)
 app.command()(train.train)
 app.command()(evaluate.evaluate)
+app.command()(compare.compare)
 app.command()(recommend.recommend)
 app.command()(recommend.explain)
 app.command("add-items")(recommend.add_items)

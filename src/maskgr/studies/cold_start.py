@@ -16,7 +16,8 @@ from maskgr.evaluation.protocol import evaluate
 from maskgr.evaluation.ranking import Ranker
 from maskgr.models.base import Decodes, require
 from maskgr.recommender import Recommender
-from maskgr.studies.report import Asked, Report, Row, percent, trained
+from maskgr.studies.report import Asked, Report, Row, percent
+from maskgr.studies.runner import Runner
 
 SHARE = 0.05  # of the items
 METRICS = ("recall@5", "recall@10", "ndcg@5", "ndcg@10")
@@ -24,6 +25,7 @@ METRICS = ("recall@5", "recall@10", "ndcg@5", "ndcg@10")
 
 def run(asked: Asked) -> Report:
     """Recall for users whose next item is new, and for the others, beside popularity."""
+    job = asked.job()
     dataset = open_dataset(asked.data)
     cold = np.zeros(len(dataset.items), dtype=bool)
     count = max(1, round(SHARE * len(cold)))
@@ -31,10 +33,8 @@ def run(asked: Asked) -> Report:
     warm = without(dataset, cold)
     folder = asked.out / "cold-start-data"
     warm.save(folder)
-    models = [
-        trained(asked, str(folder), "cold-start"),
-        Recommender.train(warm, model="popularity"),
-    ]
+    runner = Runner.open(str(folder), asked.out)
+    models = [runner.load(runner.train(job)), Recommender.train(warm, model="popularity")]
     embeddings = None if dataset.embeddings is None else dataset.embeddings[cold]
     new = dataset.items.filter(cold)
     models = [model.add_items(new, embeddings=embeddings) for model in models]
@@ -45,11 +45,13 @@ def run(asked: Asked) -> Report:
     is_cold = test.targets[:, 0] >= len(warm.items)
     rows: list[Row] = []
     for label, chosen in (("new", is_cold), ("trained on", ~is_cold)):
-        part = asked.sample(test.select(np.flatnonzero(chosen)))
+        part = test.select(np.flatnonzero(chosen))
+        if asked.users is not None:
+            part = part.sample(asked.users)
         for model in models:
             for steps, ranker in _rankers(model):
                 found = evaluate(ranker, part, len(dataset.items), protocols=("unseen",))
-                figures = percent(found.metrics["unseen"], METRICS)
+                figures = percent(found.values["unseen"], METRICS)
                 rows.append((label, len(part.users), model.config.name, steps, *figures))
     return Report(
         f"Cold start on {asked.data}: {count:,} of {len(cold):,} items added after training, test, "

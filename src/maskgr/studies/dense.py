@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from maskgr.data.open import open_dataset
-from maskgr.data.splits import leave_out
 from maskgr.errors import RequestError
-from maskgr.evaluation.protocol import PROTOCOLS, evaluate
-from maskgr.studies.report import Asked, Report, Row, percent, trained
+from maskgr.evaluation.protocol import PROTOCOLS
+from maskgr.studies.report import Asked, Report, Row, percent
 
 MODEL = "maskgr-paper"
 WAYS = ("generative", "dense", "unified")
@@ -42,29 +40,27 @@ def run(asked: Asked) -> Report:
     small = () if asked.preset else SMALL
     asked = replace(asked, model=MODEL, preset=asked.preset or "paper")
     settings = (*small, *_head(asked, small))
-    dataset = open_dataset(asked.data)
-    recommender = trained(asked, asked.data, "dense", settings)
-    test = asked.sample(leave_out(dataset.histories, recommender.config.leave_out).test)
+    runner = asked.runner()
+    run = runner.train(asked.job(settings))
     rows: list[Row] = []
     for way in WAYS:
-        ranker = recommender.ranker(recommender.decoding(retrieval=way))
-        found = evaluate(ranker, test, len(dataset.items))
+        found = runner.measure(run, asked.measure(PROTOCOLS, retrieval=way))
         for protocol in PROTOCOLS:
-            figures = percent(found.metrics[protocol], METRICS)
+            figures = percent(found.values[protocol], METRICS)
             rows.append((way, protocol, *figures, round(found.users_per_second)))
     rows += [(way, "paper, Beauty", *figures, "") for way, figures in PAPER.items()]
     return Report(
-        f"Retrieval on {asked.data}, test, {len(test.users):,} users, percent",
+        f"Retrieval on {asked.data}, test, {found.users:,} users, percent",
         ("retrieval", "protocol", *METRICS, "users/s"),
         tuple(rows),
         (
             f"{MODEL}, preset {asked.preset} with {' '.join(settings)}",
-            f"trained for {recommender.made['seconds'] / 60:.1f} minutes in all",
+            f"trained for {found.minutes:.1f} minutes in all",
         ),
     )
 
 
 def _head(asked: Asked, settings: tuple[str, ...]) -> tuple[str, ...]:
     """The dense head as in Section 3.3: read at half the depth, a fifth of items masked whole."""
-    layers = asked.config(settings).model.network.layers
+    layers = asked.job(settings).config.model.network.layers
     return ("dense.head=true", f"dense.layer={max(1, layers // 2)}", "whole_item=0.2")

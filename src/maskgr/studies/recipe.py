@@ -6,11 +6,10 @@ minutes rank choices that differ clearly; they do not tell small differences fro
 
 from __future__ import annotations
 
-from maskgr.data.open import open_dataset
-from maskgr.data.splits import leave_out
+from dataclasses import replace
+
 from maskgr.errors import RequestError
-from maskgr.evaluation.protocol import evaluate
-from maskgr.studies.report import Asked, Report, Row, percent, trained
+from maskgr.studies.report import Asked, Report, Row, percent
 
 STEPS = {"1 step": 1, "m steps": 0}
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -60,24 +59,21 @@ def run(asked: Asked) -> Report:
             f"there is no variant {unknown[0]!r}; the variants are {', '.join(VARIANTS)}"
         )
     names = asked.only or tuple(VARIANTS)
-    for name in names:
-        asked.config(VARIANTS[name])  # a model without these settings is refused before training
-    dataset = open_dataset(asked.data)
-    holdout = asked.sample(leave_out(dataset.histories).validation)
+    # A model without these settings is refused before any training.
+    jobs = {asked.job(VARIANTS[name]): name for name in names}
+    runner, users = asked.runner(), 0
     rows: list[Row] = []
-    for name in names:
-        folder = f"{name.replace(' ', '-').replace('%', 'percent')}-{asked.seed}"
-        recommender = trained(asked, asked.data, folder, VARIANTS[name])
+    for job, run in runner.each_trained(list(jobs)):
         figures: list[float] = []
         for steps in STEPS.values():
-            ranker = recommender.ranker(recommender.decoding(steps=steps))
-            found = evaluate(ranker, holdout, len(dataset.items), protocols=("all",))
-            figures += percent(found.metrics["all"], ("recall@10", "ndcg@10"))
-        minutes = round(recommender.made["seconds"] / 60, 1)
-        rows.append((name, asked.seed, minutes, *figures))
+            how = replace(asked.measure(("all",), steps=steps), split="validation")
+            found = runner.measure(run, how)
+            figures += percent(found.values["all"], ("recall@10", "ndcg@10"))
+        users = found.users
+        rows.append((jobs[job], asked.seed, round(found.minutes, 1), *figures))
     return Report(
         f"Variants of {asked.preset or 'cpu'} on {asked.data}, validation, "
-        f"{len(holdout.users):,} users, protocol all, percent",
+        f"{users:,} users, protocol all, percent",
         ("variant", "seed", "minutes", *(f"{s}, {m}" for s in STEPS for m in ("R@10", "N@10"))),
         tuple(rows),
     )

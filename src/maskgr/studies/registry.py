@@ -6,6 +6,7 @@ from importlib import import_module
 
 from maskgr.errors import RequestError
 from maskgr.studies.report import Asked, Report
+from maskgr.studies.runner import alone
 
 STUDIES = {  # name -> what it shows
     "dense": "the paper's model with a dense head: generative, dense and unified retrieval",
@@ -19,5 +20,6 @@ def run_study(name: str, asked: Asked) -> Report:
     if name not in STUDIES:
         raise RequestError(f"there is no study {name!r}; the studies are {', '.join(STUDIES)}")
     module = import_module(f"maskgr.studies.{name.replace('-', '_')}")
-    report: Report = module.run(asked)
+    with alone(asked.out):
+        report: Report = module.run(asked)
     return report

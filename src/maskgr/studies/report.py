@@ -1,22 +1,17 @@
-"""The request that a study gets, the table that it returns, and the trainings that it needs."""
+"""The request that a study gets, and the table that it returns."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from maskgr.artefact import is_artefact
-from maskgr.data.open import open_dataset
-from maskgr.data.splits import Holdout
 from maskgr.errors import RequestError
-from maskgr.evaluation.metrics import Mean
-from maskgr.models.base import TrainConfig, capabilities, model_class, train_config
-from maskgr.recommender import RECOMMENDER, Recommender
-from maskgr.run import TRAINING, require_same
+from maskgr.evaluation.metrics import Floats, Mean, means
+from maskgr.evaluation.protocol import Protocol
+from maskgr.models.base import capabilities, model_class, train_config
+from maskgr.studies.runner import Job, Measure, Runner
 
 Row = tuple[str | float, ...]
 
@@ -35,19 +30,22 @@ class Asked:
     seed: int = 0
     only: tuple[str, ...] = ()  # the variants to train, of a study that has variants
 
-    def config(self, settings: Sequence[str] = ()) -> TrainConfig:
-        """What to train, with `key=value` settings on top of the preset."""
-        return train_config(
-            self.preset or "cpu",
-            settings,
-            model=self.model,
-            minutes=self.minutes,
-            seed=self.seed,
-        )
+    def runner(self) -> Runner:
+        return Runner.open(self.data, self.out)
 
-    def sample(self, holdout: Holdout) -> Holdout:
-        """The users to evaluate."""
-        return holdout if self.users is None else holdout.sample(self.users)
+    def job(self, settings: Sequence[str] = ()) -> Job:
+        """A training of the model asked for, with `key=value` settings on top of the preset."""
+        preset = self.preset or "cpu"
+        model = self.model or train_config(preset).name
+        if "decode digits" not in capabilities(model_class(model)):
+            raise RequestError(f"{model} does not generate, and studies do; use --model maskgr")
+        job = Job(model, preset, tuple(settings), self.minutes, self.seed)
+        _ = job.config  # raises before anything is trained
+        return job
+
+    def measure(self, protocols: tuple[Protocol, ...], **decoding: Any) -> Measure:
+        """The users to evaluate, and how."""
+        return Measure(users=self.users, protocols=protocols, decoding=decoding)
 
 
 @dataclass(frozen=True)
@@ -62,48 +60,24 @@ class Report:
         rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         return {**asdict(self), "rows": rows}
 
+    def to_markdown(self) -> str:
+        lines = [self.columns, ("---",) * len(self.columns), *self.rows]
+        table = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+        notes = "".join(f"\n- {note}" for note in self.notes)
+        return f"**{self.title}**\n\n{table}\n" + (f"{notes}\n" if notes else "")
 
-def percent(found: Mapping[str, Mean], names: Iterable[str]) -> list[float]:
+
+def _cell(value: str | float) -> str:
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return text.replace("|", "\\|")
+
+
+def percent(found: Mapping[str, Floats], names: Iterable[str]) -> list[float]:
     """The means of these metrics, in percent."""
-    return [round(100 * found[name].mean, 2) for name in names]
+    metrics = means(found)
+    return [round(100 * metrics[name].mean, 2) for name in names]
 
 
-def trained(asked: Asked, data: str, name: str, settings: Sequence[str] = ()) -> Recommender:
-    """The run `out/name` of `maskgr train`: reused, resumed, or trained from the start."""
-    config, folder = asked.config(settings), asked.out / name
-    if "decode digits" not in capabilities(model_class(config.name)):  # before it is trained
-        raise RequestError(f"{config.name} does not generate, and studies do; use --model maskgr")
-    begun = (folder / TRAINING / "run.json").exists()
-    if begun:
-        require_same(folder, open_dataset(data), config)
-    if not is_artefact(folder / RECOMMENDER):
-        _train(asked, config, data, folder, settings, resume=begun)
-    return Recommender.load(folder)
-
-
-def _train(
-    asked: Asked,
-    config: TrainConfig,
-    data: str,
-    folder: Path,
-    settings: Sequence[str],
-    *,
-    resume: bool,
-) -> None:
-    command = [sys.executable, "-m", "maskgr", "train", data, "--out", str(folder)]
-    command += ["--model", config.name, "--preset", asked.preset or "cpu"]
-    command += ["--seed", str(asked.seed)]
-    if asked.minutes is not None:
-        command += ["--minutes", str(asked.minutes)]
-    command += [word for setting in settings for word in ("--set", setting)]
-    if resume:
-        command.append("--resume")
-    # A process of its own: its output would mix with the table, and it may start others.
-    training = subprocess.Popen(command, stdout=sys.stderr)
-    try:
-        failed = training.wait()
-    except KeyboardInterrupt:
-        training.wait()  # it got the same signal, and writes a checkpoint
-        raise
-    if failed:
-        raise RequestError(f"training for {folder} failed; the reason is above")
+def plus_minus(value: Mean) -> str:
+    """In percent, with half of the interval."""
+    return f"{100 * value.mean:.2f} ± {50 * (value.high - value.low):.2f}"
