@@ -109,7 +109,7 @@ def test_batches_without_wholly_masked_or_without_visible_items(layer: int, shar
     assert states.queries is not None
     assert len(states.queries) == 6 * share
     (states.digits.sum() + states.queries.sum()).backward()
-    assert net.tokens.weight.grad is not None
+    assert net.tokens.table.weight.grad is not None
 
 
 def test_head_reads_the_hidden_states_after_its_layer() -> None:

@@ -33,10 +33,10 @@ def alone(net: Network, user: int, tokens: Tensor, items: int) -> list[Tensor]:
     """Level by level (items, codes): one sequence through the network by itself."""
     numbers = torch.from_numpy(HISTORIES[user]).long()
     past = net.embed_items(CODES[numbers], numbers)
-    whole = torch.cat([past, net.embed(tokens.flatten())])
+    whole = torch.cat([past, net.tokens.embed(tokens.flatten())])
     hidden, _ = net.encode(whole, Layout.of([len(whole)]), None, items)
     by_item = hidden[len(past) :].view(items, len(SIZES), -1)
-    return [net.log_probs(by_item[:, level], level) for level in range(len(SIZES))]
+    return [net.tokens.log_probs(by_item[:, level], level) for level in range(len(SIZES))]
 
 
 @pytest.mark.parametrize("attention", ["full", "isolated"])
@@ -72,7 +72,9 @@ def test_later_steps_equal_one_sequence_at_a_time(
     revealed = torch.rand(codes.shape, generator=generator) < 0.5
     wanted = ~revealed & (torch.rand(codes.shape, generator=generator) < 0.7)
     found = denoiser(user, codes, revealed, wanted)
-    tokens = torch.where(revealed, net.tokenise(codes.view(-1, 3)).view_as(codes), net.mask_token)
+    tokens = torch.where(
+        revealed, net.tokens.numbers(codes.view(-1, 3)).view_as(codes), net.mask_token
+    )
     for level in range(len(SIZES)):
         expected = [
             alone(net, int(user[row]), tokens[row], items)[level][item]

@@ -31,12 +31,16 @@ def network() -> Network:
 
 def all_log_conditionals(network: Network, digits: Tensor) -> Tensor:
     """(masks, tokens) log p(token | what the mask leaves), for every mask and token."""
-    tokens = network.tokenise(digits).masked_fill(torch.stack(MASKS), network.mask_token)
+    tokens = (
+        network.tokens.numbers(digits).flatten().masked_fill(torch.stack(MASKS), network.mask_token)
+    )
     with torch.no_grad():
         hidden, _ = network.encode(
-            network.embed(tokens.flatten()), Layout.of([TOKENS] * len(MASKS))
+            network.tokens.embed(tokens.flatten()), Layout.of([TOKENS] * len(MASKS))
         )
-        levels = [network.log_probs(hidden, level).view(len(MASKS), TOKENS, 3) for level in (0, 1)]
+        levels = [
+            network.tokens.log_probs(hidden, level).view(len(MASKS), TOKENS, 3) for level in (0, 1)
+        ]
     codes = digits.flatten().tolist()
     return torch.stack([levels[i % 2][:, i, code] for i, code in enumerate(codes)], dim=1)
 
@@ -207,9 +211,11 @@ def test_catalogue_aware_by_hand(network: Network) -> None:
     assert cost([False, False, False, True]) == 0
     # (2, 0) with its second digit hidden may be (2, 1) as well, but not (2, 2)
     mask = torch.tensor([False, True, False, False])
-    tokens = network.tokenise(DIGITS).masked_fill(mask, network.mask_token)
+    tokens = network.tokens.numbers(DIGITS).flatten().masked_fill(mask, network.mask_token)
     with torch.no_grad():
-        free = network.log_probs(network.encode(network.embed(tokens), layout)[0], 1)[1]
+        free = network.tokens.log_probs(network.encode(network.tokens.embed(tokens), layout)[0], 1)[
+            1
+        ]
     expected = -(free[0] - free[:2].logsumexp(0)).item()
     assert cost(mask.tolist()) == pytest.approx(expected, abs=1e-5)
 

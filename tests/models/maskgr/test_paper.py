@@ -208,7 +208,7 @@ def exact_bound(model: PaperMaskGR, history: list[int], target: int) -> float:
             ).digits[-LEVELS:]
         for level in range(LEVELS):
             if mask[level]:
-                log_probs = model.network.log_probs(hidden[level, None], level)[0]
+                log_probs = model.network.tokens.log_probs(hidden[level, None], level)[0]
                 total -= beta * log_probs[codes[level]].item()
     return total
 
@@ -235,14 +235,16 @@ def test_bound_does_not_count_the_history(sids: SemanticIds) -> None:
     with torch.no_grad():  # hidden states of zero: only the biases of the codes are left
         model.network.encoder.norm.weight.zero_()
         model.network.encoder.norm.bias.zero_()
-        model.network.bias.zero_()
+        model.network.tokens.bias.zero_()
     target, cost = 5, sum(math.log(size) for size in sids.codebook_sizes)
     for likelihood in (0.0, -8.0):
         for item in set(range(ITEMS)) - {target}:  # codes of other items alone become unlikely
             for level in range(LEVELS):
                 code = int(sids.digits[item, level])
                 if code != sids.digits[target, level]:
-                    model.network.bias.data[model.network.starts[level] + code] = likelihood
+                    model.network.tokens.bias.data[model.network.tokens.starts[level] + code] = (
+                        likelihood
+                    )
         for history in ([], [1, 2], [40, 41, 42]):
             found = model.bound(repeated(history, target, LEVELS))
             if likelihood == 0.0:

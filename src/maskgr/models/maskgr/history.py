@@ -73,7 +73,7 @@ class Histories:
 
     @property
     def codebook_sizes(self) -> tuple[int, ...]:
-        return self.network.sizes
+        return self.network.tokens.sizes
 
     @property
     def users(self) -> int:
@@ -110,7 +110,7 @@ class Histories:
     def __call__(
         self, user: Tensor, digits: Tensor, revealed: Tensor, wanted: Tensor
     ) -> list[Tensor]:
-        starts = torch.tensor(self.network.starts[:-1], device=digits.device)
+        starts = digits.new_tensor(self.network.tokens.starts[:-1])
         tokens = torch.where(revealed, digits + starts, self.network.mask_token)
         answer = self._cached if self.kept else self._whole
         parts = [answer(user[rows], tokens[rows], wanted[rows]) for rows in self._portions(user)]
@@ -142,7 +142,7 @@ class Histories:
         shift = self.offsets[user] - (ends - lengths)  # from the batch to the histories' tokens
         past = (~in_target).nonzero().squeeze(1)
         embedded = self.past.new_empty((len(in_target), self.network.config.width))
-        embedded[place.flatten()] = self.network.embed(target.flatten())
+        embedded[place.flatten()] = self.network.tokens.embed(target.flatten())
         embedded[past] = self.past[past + shift[layout.sequences[past]]]
         tapped = None
         if tap and self.network.head is not None:
@@ -164,7 +164,7 @@ class Histories:
         )
         place = torch.arange(target.numel(), device=user.device).view_as(target)
         memories = [_Recall(kept, picks) for kept in self.kept]
-        embedded = self.network.embed(target.flatten())
+        embedded = self.network.tokens.embed(target.flatten())
         return self._answer(embedded, layout, place, wanted, memories)
 
     def _answer(
@@ -190,6 +190,6 @@ class Histories:
             self.tapped = found
         counts = [len(part) for part in rows]
         return [
-            self.network.log_probs(states, level)
+            self.network.tokens.log_probs(states, level)
             for level, states in enumerate(torch.split(hidden, counts))
         ]

@@ -1,18 +1,16 @@
-"""The paper's network f (Section 3.1): token embeddings, a bidirectional encoder, logits."""
+"""The paper's network f (Section 3.1): token embeddings, a bidirectional encoder."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from maskgr.models.maskgr.config import DenseConfig, NetworkConfig
 from maskgr.models.maskgr.dense import DenseHead, TextInput
+from maskgr.nn.digit_tokens import DigitTokens
 from maskgr.nn.transformer import Dropout, Encoder, Layout, Memory, Tap, isolated_mask
 
 
@@ -25,10 +23,9 @@ class Denoised(NamedTuple):
 
 
 class Network(nn.Module):
-    """Noisy token sequences in, probabilities of the masked digits out.
+    """Noisy token sequences in, hidden states of the masked digits out; `tokens` scores them.
 
-    A token is (level, code), numbered level by level; `[MASK]` is the last number. Token embeddings
-    are tied: the table that tokens enter through is the one that they are scored with.
+    `[MASK]` is the last token.
     """
 
     def __init__(
@@ -42,13 +39,9 @@ class Network(nn.Module):
         a dense head needs."""
         super().__init__()
         self.config, self.dense_config = config, dense or DenseConfig()
-        self.sizes = tuple(sizes)
-        self.starts = (0, *accumulate(self.sizes))  # of each level's tokens, and of [MASK]
-        self.tokens = nn.Embedding(self.mask_token + 1, config.width)
-        self.bias = nn.Parameter(torch.zeros(self.mask_token))
+        self.tokens = DigitTokens(config.width, sizes, others=1, logits=config.logits)
         self.dropout = Dropout(config.dropout)
         self.encoder = Encoder(config)
-        nn.init.normal_(self.tokens.weight, std=config.width**-0.5)
         self.text: TextInput | None = None
         self.head: DenseHead | None = None
         if self.dense_config.head:
@@ -58,7 +51,7 @@ class Network(nn.Module):
 
     @property
     def n_levels(self) -> int:
-        return len(self.sizes)
+        return len(self.tokens.sizes)
 
     @property
     def _item_width(self) -> int:
@@ -67,26 +60,16 @@ class Network(nn.Module):
 
     @property
     def mask_token(self) -> int:
-        return self.starts[-1]
+        return self.tokens.starts[-1]
 
     @property
     def tap_layer(self) -> int:
         """The layer after which the dense head reads the hidden states."""
         return self.dense_config.layer or self.config.layers
 
-    def tokenise(self, codes: Tensor) -> Tensor:
-        """(items, levels) codes -> (tokens,) token numbers, item after item."""
-        starts = torch.tensor(self.starts[:-1], device=codes.device)
-        return (codes + starts).flatten()
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """(tokens, width). The table is small enough for logits, so its rows are scaled up here."""
-        rows: Tensor = self.tokens(tokens)
-        return rows * math.sqrt(self.config.width)
-
     def embed_items(self, codes: Tensor, numbers: Tensor) -> Tensor:
         """(tokens, width) of wholly visible items, their text included."""
-        embedded = self.embed(self.tokenise(codes))
+        embedded = self.tokens.embed(self.tokens.numbers(codes)).flatten(0, 1)
         return embedded if self.text is None else embedded + self.text(numbers)
 
     def denoise(
@@ -96,8 +79,8 @@ class Network(nn.Module):
 
         `codes` (items, levels) and `numbers` (items,) are the items of all sequences, in order.
         """
-        noisy = self.tokenise(codes).masked_fill(masked, self.mask_token)
-        embedded = self.embed(noisy)
+        noisy = self.tokens.numbers(codes).flatten().masked_fill(masked, self.mask_token)
+        embedded = self.tokens.embed(noisy)
         by_item = masked.view_as(codes)
         if self.text is not None:
             # A partly masked item must not leak its masked digits through its text.
@@ -144,25 +127,3 @@ class Network(nn.Module):
             self.dropout(embedded), layout, masks, rows, memories, tap
         )
         return found
-
-    def log_probs(self, hidden: Tensor, level: int, allowed: Tensor | None = None) -> Tensor:
-        """(rows, codes) log-probabilities of `level`'s codes, in float32.
-
-        With logits = "vocabulary" (the paper) the tokens of all levels share the mass, so a
-        level's codes have somewhat less than 1 of it. With `allowed` (rows, codes) the softmax
-        runs over these codes alone, and all others have -inf.
-        """
-        start, stop = self.starts[level], self.starts[level + 1]
-        if allowed is None and self.config.logits == "vocabulary":
-            return self._logits(hidden, 0, self.mask_token).log_softmax(-1)[:, start:stop]
-        logits = self._logits(hidden, start, stop)
-        if allowed is not None:
-            logits = logits.masked_fill(~allowed, -torch.inf)
-        return logits.log_softmax(-1)
-
-    def _logits(self, hidden: Tensor, start: int, stop: int) -> Tensor:
-        """(rows, stop - start) of these tokens. Autocast is off: a logit rounded to bfloat16 is
-        off by up to 0.4 %, a large part of the difference between two codes."""
-        table, bias = self.tokens.weight[start:stop], self.bias[start:stop]
-        with torch.autocast(hidden.device.type, enabled=False):
-            return functional.linear(hidden.float(), table.float(), bias.float())

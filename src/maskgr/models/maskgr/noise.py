@@ -57,6 +57,20 @@ def mask_last_item(
     return masked, counts / n_levels
 
 
+def mask_share(share: float, sequences: Tensor, generator: torch.Generator) -> Tensor:
+    """(tokens,) a fixed share of each sequence masked, as BERT4Rec does: round(share * length)
+    tokens, chosen at random, and never none.
+
+    `sequences`: (tokens,) the sequence that each token belongs to, in order.
+    """
+    lengths = torch.bincount(sequences)  # (sequences,)
+    counts = (share * lengths.double()).round().clamp(min=1)
+    order = torch.rand(len(sequences), generator=generator, device=generator.device).argsort()
+    order = order[sequences[order].argsort(stable=True)]  # random within each sequence
+    ranks = torch.arange(len(sequences)) - (lengths.cumsum(0) - lengths)[sequences]
+    return torch.empty_like(order, dtype=torch.bool).scatter_(0, order, ranks < counts[sequences])
+
+
 def last_items(sequences: Tensor, n_levels: int) -> Tensor:
     """(tokens,) whether a token belongs to the last item of its sequence."""
     ends = torch.ones_like(sequences, dtype=torch.bool)

@@ -51,6 +51,6 @@ def negative_elbo(
     for level, (hidden, items) in enumerate(parts):
         true = codes[items]  # (rows of the level, levels)
         allowed = None if remaining is None else remaining.allowed(level)[items]
-        log_probs = network.log_probs(hidden, level, allowed)  # (rows of the level, codes)
+        log_probs = network.tokens.log_probs(hidden, level, allowed)  # (rows of the level, codes)
         scores.append(log_probs.gather(1, true[:, level, None]).squeeze(1))
     return -(torch.cat(scores) / noise.levels[rows]).sum(), denoised

@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import torch
 from torch import Tensor
 
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout
-from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig, Retrieval
-from maskgr.decoding.decoder import Decoder, Ranking, Search
-from maskgr.decoding.matching import CodeIndex
-from maskgr.decoding.orders import history_seeds
+from maskgr.decoding.decoder import Ranking, Search
+from maskgr.decoding.denoiser import Denoiser
 from maskgr.decoding.sampling import sample
-from maskgr.devices import pick_device
 from maskgr.errors import RequestError
 from maskgr.evaluation.metrics import recall
-from maskgr.evaluation.ranking import Query, Ranked
-from maskgr.models.base import TrainConfig, Training, query_filters
-from maskgr.models.items import semantic_ids
+from maskgr.evaluation.ranking import Query
+from maskgr.models.base import TrainConfig, query_filters
+from maskgr.models.generative import Generative
 from maskgr.models.maskgr.config import NetworkConfig, PaperConfig
 from maskgr.models.maskgr.history import Histories
 from maskgr.models.maskgr.network import Network
 from maskgr.models.maskgr.noise import Noise, draw_noise, mask_last_item, stratified_levels
 from maskgr.models.maskgr.objective import negative_elbo
+from maskgr.models.retrieval import portions
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import catalogue_cross_entropy, log_normaliser
 from maskgr.nn.transformer import Layout
-from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
 from maskgr.sids.config import QuantizerConfig, SidsConfig
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.batches import by_length
-from maskgr.training.fit import Batch, FitConfig, Trainable
-
-RANK_TOKENS = 65_536  # tokens of the histories that are encoded at once
-WEIGHTS = "network.safetensors"
+from maskgr.training.fit import Batch, FitConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,44 +51,21 @@ class MaskedBatch(Batch):
         return replace(self, sequences=self.sequences.select(rows), noise=noise)
 
 
-class PaperMaskGR(Trainable):
+class PaperMaskGR(Generative):
     """The network with its semantic IDs: it is trained by `fit` and ranks items."""
 
     about: ClassVar = "the paper's MaskGR: bidirectional masked diffusion, independent digits"
-    needs: ClassVar = "item text or embeddings"
     Config: ClassVar[type[Any]] = PaperConfig
-    supports_ddp: ClassVar = True
-    uses_sids: ClassVar = True
-    presets: ClassVar[Mapping[str, TrainConfig]]
-    piece_tokens = 2048  # hidden states of this many tokens stay near a CPU
+    piece_tokens: int | None = 2048  # hidden states of this many tokens stay near a CPU
 
     def __init__(
         self, config: TrainConfig, sids: SemanticIds, counts: npt.NDArray[np.int64]
     ) -> None:
-        """`counts` (items,): training events of each item; they rank items that share an ID."""
-        super().__init__()
+        super().__init__(config, sids, counts)
         own: PaperConfig = config.model
-        self.config, self.own, self.sids, self.counts = config, own, sids, counts
+        self.own = own
         embeddings = torch.from_numpy(sids.embeddings) if own.dense.head else None
         self.network = Network(own.network, sids.codebook_sizes, own.dense, embeddings)
-        self.codes: Tensor
-        self.register_buffer("codes", torch.from_numpy(sids.digits).long(), persistent=False)
-
-    @property
-    def levels(self) -> int:
-        return self.network.n_levels
-
-    @property
-    def tokens_per_item(self) -> int:  # type: ignore[override]
-        return self.levels
-
-    @property
-    def device(self) -> torch.device:
-        return self.codes.device
-
-    @cached_property
-    def index(self) -> CodeIndex:
-        return CodeIndex(self.codes, self.sids.codebook_sizes)
 
     # Training
 
@@ -109,7 +76,7 @@ class PaperMaskGR(Trainable):
 
     def forward(self, batch: MaskedBatch) -> Tensor:
         if not len(batch.sequences):  # more processes than sequences
-            return 0 * sum((p.sum() for p in self.parameters()), self.network.bias.sum())
+            return 0 * sum((p.sum() for p in self.parameters()), self.network.tokens.bias.sum())
         return self._loss(batch.sequences, batch.noise)
 
     def _loss(self, sequences: Sequences, noise: Noise) -> Tensor:
@@ -153,7 +120,7 @@ class PaperMaskGR(Trainable):
         joined = Sequences.of([np.append(history, target) for history, target in pairs])
         joined = by_length(joined.last(self.config.history_limit + 1))
         generator, nats = torch.Generator().manual_seed(self.config.seed), 0.0
-        for rows in self._portions(joined):
+        for rows in portions(joined, self.config.history_limit + 1):
             part = joined.select(rows)
             layout = Layout.of((part.lengths * self.levels).tolist())
             levels = stratified_levels(len(part), generator)
@@ -162,57 +129,7 @@ class PaperMaskGR(Trainable):
             nats += float(self._loss(part, own))
         return nats / len(joined)
 
-    @classmethod
-    def learn(cls, training: Training) -> Self:
-        sids = semantic_ids(training)
-        torch.manual_seed(training.config.seed)
-        model = cls(training.config, sids, training.counts)
-        training.fit(model)
-        return model.eval()
-
     # Retrieval
-
-    def decoding(self) -> DecodingConfig:
-        return self.own.decoding
-
-    def rank(self, query: Query) -> Ranked:
-        return self.decode(query, self.decoding())
-
-    def decode(self, query: Query, decoding: DecodingConfig) -> Ranked:
-        return self.trace(query, decoding, steps=False)[0]
-
-    @torch.no_grad()
-    def trace(
-        self, query: Query, decoding: DecodingConfig, *, steps: bool = True
-    ) -> tuple[Ranked, list[list[Step]]]:
-        self.eval()
-        decoding = self.resolved(decoding)
-        kind = decoding.retrieval
-        users = len(query.histories)
-        items = np.full((users, query.top), -1, dtype=np.int32)
-        scores = np.full((users, query.top), -np.inf, dtype=np.float32)
-        traces: list[list[Step]] = [[] for _ in range(users)]
-        invalid: list[tuple[float, int]] = []
-        for rows in self._portions(query.histories.last(self.config.history_limit)):
-            part = query.select(rows)
-            own = self._histories(part, decoding)
-            if kind == "dense":
-                found, values = self._dense(own, part)
-            else:
-                if kind == "unified":  # all beams are ranked anew, however few are asked for
-                    part = replace(part, top=max(query.top, decoding.beams))
-                ranking = self._search(own, part, decoding, trace=steps)
-                found, values = ranking.items, ranking.scores
-                if kind == "unified":
-                    found, values = self._by_dense_score(own, found, decoding.beams)
-                if ranking.invalid_share is not None:
-                    invalid.append((ranking.invalid_share, len(rows)))
-                for row, own_steps in zip(rows, ranking.traces or (), strict=False):
-                    traces[row] = own_steps
-            items[rows] = found[:, : query.top].cpu().numpy()
-            scores[rows] = values[:, : query.top].cpu().numpy()
-        share = sum(s * n for s, n in invalid) / sum(n for _, n in invalid) if invalid else None
-        return Ranked(items, scores, share), traces
 
     def resolved(self, decoding: DecodingConfig) -> DecodingConfig:
         kind, cache = decoding.retrieval, decoding.cache
@@ -231,77 +148,27 @@ class PaperMaskGR(Trainable):
         steps = decoding.steps or self.levels
         return replace(decoding, retrieval=kind, cache=cache, steps=steps)
 
-    def _portions(self, histories: Sequences) -> Iterator[npt.NDArray[np.int64]]:
-        """Rows of similar length, shortest first, as many at once as memory has room for."""
-        order = np.argsort(histories.lengths, kind="stable")
-        filled = np.cumsum(histories.lengths[order] + 1) // (RANK_TOKENS // self.levels)
-        if len(order):
-            yield from np.split(order, np.flatnonzero(np.diff(filled)) + 1)
+    def denoiser(self, histories: Sequences, decoding: DecodingConfig, items: int = 1) -> Histories:
+        assert decoding.cache != "auto"
+        return Histories(self.network, histories, self.codes, items=items, cache=decoding.cache)
 
-    def _histories(self, query: Query, decoding: DecodingConfig, items: int = 1) -> Histories:
-        cache = self.resolved(decoding).cache
-        assert cache != "auto"
-        recent = query.histories.last(self.config.history_limit)
-        return Histories(self.network, recent, self.codes, items=items, cache=cache)
-
-    def _search(
-        self, own: Histories, query: Query, decoding: DecodingConfig, *, trace: bool
+    def retrieve(
+        self, own: Denoiser, query: Query, decoding: DecodingConfig, *, trace: bool
     ) -> Ranking:
-        """The next items by unmasking their digits.
-
-        The first `beams` results are those of a search with so many beams, whatever `top` is: a
-        metric at K must not depend on which other K are asked for.
-        """
-        found = self._next_items(own, query, decoding, min(query.top, decoding.beams), trace)
-        if query.top <= decoding.beams:
-            return found
-        wider = replace(decoding, beams=query.top)
-        more = self._next_items(own, query, wider, query.top, trace=False)
-        known = (more.items[:, :, None] == found.items[:, None, :]).any(2)
-        behind = more.items.masked_fill(known, -1)
-        order = (behind < 0).to(torch.int8).argsort(dim=1, stable=True)
-        items = torch.cat([found.items, behind.gather(1, order)], 1)[:, : query.top]
-        others = more.scores.masked_fill(known, -torch.inf).gather(1, order)
-        scores = torch.cat([found.scores, others], 1)[:, : query.top]
+        if decoding.retrieval == "generative":
+            return self.search(own, query, decoding, trace=trace)
+        assert isinstance(own, Histories)
+        if decoding.retrieval == "dense":
+            return Ranking(*self._dense(own, query), None, None)
+        # All beams are ranked anew, however few are asked for.
+        query = replace(query, top=max(query.top, decoding.beams))
+        found = self.search(own, query, decoding, trace=trace)
+        items, scores = self._by_dense_score(own, found.items, decoding.beams)
         return replace(found, items=items, scores=scores)
 
-    def _next_items(
-        self, own: Histories, query: Query, decoding: DecodingConfig, top: int, trace: bool
-    ) -> Ranking:
-        decoder = self._decoder(decoding.constrained)
-        available = len(self.codes) if query.allowed is None else int(query.allowed.sum())
-        found = decoder.next_items(
-            own,
-            min(top, available),
-            self._how(decoding),
-            **self._request(query),
-            trace=trace,
-        )
-        missing = top - found.items.shape[1]
-        if missing:
-            pad = torch.nn.functional.pad
-            found = replace(
-                found,
-                items=pad(found.items, (0, missing), value=-1),
-                scores=pad(found.scores, (0, missing), value=-torch.inf),
-            )
-        return found
-
-    def _how(self, decoding: DecodingConfig, items: int = 1) -> Search:
-        return Search(decoding.beams, decoding.order, decoding.steps or items * self.levels)
-
-    def _request(self, query: Query) -> dict[str, Any]:
-        """What a search needs to know of a query beside its histories."""
-        seeds = history_seeds(query.histories, self.config.seed)
-        return {"filters": query_filters(query, self.device), "seeds": seeds}
-
-    def _decoder(self, constrained: bool) -> Decoder:
-        return Decoder(
-            self.index,
-            constrained=constrained,
-            renormalise=self.own.objective.catalogue_aware and constrained,
-            priority=torch.from_numpy(self.counts),
-        )
+    @property
+    def catalogue_aware(self) -> bool:
+        return self.own.objective.catalogue_aware
 
     def _dense(self, own: Histories, query: Query) -> tuple[Tensor, Tensor]:
         """Nearest items to the predicted embedding."""
@@ -320,35 +187,36 @@ class PaperMaskGR(Trainable):
         first = items[:, :beams].gather(1, order)
         return torch.cat([first, items[:, beams:]], 1), torch.cat([head, scores[:, beams:]], 1)
 
+    @torch.no_grad()
     def sessions(
         self, query: Query, items: int, decoding: DecodingConfig, *, repeats: bool
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         self.eval()
+        limit = self.config.history_limit
         sets = np.full((len(query.histories), query.top, items), -1, dtype=np.int64)
         scores = np.full(sets.shape[:2], -np.inf, dtype=np.float32)
-        decoder = self._decoder(decoding.constrained)
-        for rows in self._portions(query.histories.last(self.config.history_limit)):
+        how = Search(decoding.beams, decoding.order, decoding.steps or items * self.levels)
+        for rows in portions(query.histories, limit):
             part = query.select(rows)
-            found = decoder.sessions(
-                self._histories(part, decoding, items),
-                query.top,
-                self._how(decoding, items),
-                **self._request(part),
-                repeats=repeats,
+            own = self.denoiser(part.histories.last(limit), self.resolved(decoding), items)
+            found = self.searcher(decoding.constrained).sessions(
+                own, query.top, how, **self.request(part), repeats=repeats
             )
             sets[rows], scores[rows] = found.items.cpu().numpy(), found.scores.cpu().numpy()
         return sets, scores
 
+    @torch.no_grad()
     def sample(
         self, query: Query, *, steps: int, temperature: float, seed: int
     ) -> npt.NDArray[np.int64]:
         self.eval()
+        limit = self.config.history_limit
         drawn = np.full((len(query.histories), query.top), -1, dtype=np.int64)
         generator = torch.Generator(self.device).manual_seed(seed)
-        for rows in self._portions(query.histories.last(self.config.history_limit)):
+        for rows in portions(query.histories, limit):
             part = query.select(rows)
             found = sample(
-                self._histories(part, self.decoding()),
+                self.denoiser(part.histories.last(limit), self.resolved(self.decoding())),
                 self.index,
                 count=query.top,
                 steps=steps or self.levels,
@@ -358,27 +226,6 @@ class PaperMaskGR(Trainable):
             )
             drawn[rows] = found.items[:, :, 0].cpu().numpy()
         return drawn
-
-    # Items and files
-
-    def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> PaperMaskGR:
-        """New items get semantic IDs from the fitted codebooks; nothing is trained again."""
-        sids = self.sids.encode_new(items, embeddings=embeddings, device=self.device.type)
-        counts = np.concatenate([self.counts, np.zeros(len(items), dtype=np.int64)])
-        model = PaperMaskGR(self.config, sids, counts)
-        model.load_state_dict(self.state_dict())
-        return model.to(self.device).eval()
-
-    def save(self, folder: Path) -> None:
-        save_weights(self, folder / WEIGHTS)
-        self.sids.save(folder / "sids")
-        np.save(folder / COUNTS, self.counts)
-
-    @classmethod
-    def load(cls, folder: Path, config: TrainConfig) -> Self:
-        model = cls(config, SemanticIds.load(folder / "sids"), load_counts(folder))
-        load_weights(model, folder / WEIGHTS)
-        return model.to(pick_device(config.device)).eval()
 
 
 PaperMaskGR.presets = {
