@@ -30,6 +30,11 @@ def test_last_keeps_the_most_recent_values(rows: list[list[int]], limit: int) ->
     ]
 
 
+@given(LISTS)
+def test_without_last_drops_the_last_value_of_each(rows: list[list[int]]) -> None:
+    assert lists(Sequences.of(rows).without_last()) == [row[:-1] for row in rows]
+
+
 @given(LISTS, st.data())
 def test_select_returns_rows_in_the_given_order(rows: list[list[int]], data: st.DataObject) -> None:
     picks = data.draw(st.lists(st.integers(0, len(rows) - 1))) if rows else []

@@ -96,7 +96,9 @@ def test_fetch_train_evaluate_recommend(maskgr: Callable[..., Outcome], tmp_path
     for words in (["evaluate", run, "--steps", 1], ["explain", run, "--history", first]):
         outcome = maskgr(*words)
         assert outcome.code == 2
-        assert "Popularity cannot decode digits; maskgr, maskgr-paper can" in outcome.err
+        assert (
+            "Popularity cannot decode digits; maskgr, maskgr-paper, tiger, liger can" in outcome.err
+        )
 
 
 def test_a_result_names_the_decoding_that_produced_it(

@@ -83,7 +83,12 @@ def test_capabilities_of_each_model() -> None:
     assert {name: capabilities(model_class(name)) for name in MODELS} == {
         "maskgr": generates,
         "maskgr-paper": generates,
+        "tiger": ["decode digits", "add items"],
+        "liger": ["decode digits", "add items"],
         "sasrec": ["add items"],
+        "bert4rec": [],
+        "dreamrec": [],
+        "cadirec": [],
         "neighbours": ["add items"],
         "popularity": ["add items"],
     }
@@ -93,7 +98,7 @@ def test_require_names_the_models_that_can() -> None:
     model = Popularity.__new__(Popularity)
     assert require(model, AddsItems) is model
     for capability, able in (
-        (Decodes, "cannot decode digits; maskgr, maskgr-paper can"),
+        (Decodes, "cannot decode digits; maskgr, maskgr-paper, tiger, liger can"),
         (PlansSessions, "cannot plan sessions; maskgr, maskgr-paper can"),
         (Samples, "cannot sample; maskgr, maskgr-paper can"),
     ):

@@ -28,7 +28,6 @@ from maskgr.models.sasrec import (
     SASRecConfig,
     distinct_pairs,
     earlier_items,
-    without_last,
 )
 from maskgr.nn.item_vectors import ItemSource
 from maskgr.nn.softmax import NegativeSampler
@@ -254,12 +253,11 @@ def test_earlier_items_are_those_before_each_place_once(rows: list[list[int]]) -
 
 
 @given(batches)
-def test_distinct_pairs_and_sequences_without_their_last(rows: list[list[int]]) -> None:
+def test_distinct_pairs(rows: list[list[int]]) -> None:
     owners, items = distinct_pairs(Sequences.of(rows))
     expected = {(owner, item) for owner, row in enumerate(rows) for item in row}
     assert len(owners) == len(expected)
     assert set(zip(owners.tolist(), items.tolist(), strict=True)) == expected
-    assert without_last(Sequences.of(rows)) == Sequences.of([row[:-1] for row in rows])
 
 
 # Items and files

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split
+from maskgr.models.base import MODELS
 from maskgr.training.distributed import World
 from maskgr.training.fit import Batch, FitConfig, Trainable, fit
 from maskgr.training.workspace import Workspace, workspace
@@ -56,10 +57,14 @@ def train_toy(run: Path, toy: Toy, *, resume: bool = False, **settings: Any) -> 
     return fit(toy, SPLIT, config, work, history_limit=4, seed=0)
 
 
-# MaskGR in processes that can be killed. They are forked from one that has imported everything.
+# Models in processes that can be killed. They are forked from one that has imported everything.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["maskgr.models.maskgr.paper", "torch._dynamo", "torch.utils.tensorboard"]
+    [
+        *(target.partition(":")[0] for target in MODELS.values()),
+        "torch._dynamo",
+        "torch.utils.tensorboard",
+    ]
 )
 
 

@@ -79,6 +79,10 @@ class Sequences:
             return self
         return self.keep(self.places >= np.repeat(self.lengths - limit, self.lengths))
 
+    def without_last(self) -> Sequences:
+        """The sequences less their last values."""
+        return self.keep(self.places < np.repeat(self.lengths - 1, self.lengths))
+
     def repeats(self) -> npt.NDArray[np.bool_]:
         """(interactions,) whether the value occurs earlier in the same sequence."""
         pairs = self.owners * (int(self.values.max(initial=0)) + 1) + self.values

@@ -44,7 +44,12 @@ T = TypeVar("T")
 MODELS = {  # imported when first asked for
     "maskgr": "maskgr.models.maskgr.model:MaskGR",
     "maskgr-paper": "maskgr.models.maskgr.paper:PaperMaskGR",
+    "tiger": "maskgr.models.tiger:Tiger",
+    "liger": "maskgr.models.liger:Liger",
     "sasrec": "maskgr.models.sasrec:SASRec",
+    "bert4rec": "maskgr.models.bert4rec:Bert4Rec",
+    "dreamrec": "maskgr.models.dreamrec:DreamRec",
+    "cadirec": "maskgr.models.cadirec:CaDiRec",
     "neighbours": "maskgr.models.neighbours:Neighbours",
     "popularity": "maskgr.models.popularity:Popularity",
 }

@@ -131,11 +131,15 @@ class SASRec(Trainable):
         self._table = None
         return super().train(mode)
 
-    def encode(self, histories: Sequences) -> tuple[Tensor, Layout]:
+    def encode(self, histories: Sequences, vectors: Tensor | None = None) -> tuple[Tensor, Layout]:
         """(tokens, width) hidden states of a start token and the items of each history, shortest
-        first: the state at a token predicts the item after it."""
+        first: the state at a token predicts the item after it.
+
+        `vectors` (items, width): of the histories' items, where they are not to be looked up."""
         layout = Layout.of((histories.lengths + 1).tolist(), self.device)
-        items = self._vectors(torch.from_numpy(histories.values).to(self.device).long())
+        items = vectors
+        if items is None:
+            items = self._vectors(torch.from_numpy(histories.values).to(self.device).long())
         is_item = layout.positions > 0
         place = torch.where(is_item, is_item.cumsum(0), 0)
         embedded = torch.cat([self.start, items]).index_select(0, place)
@@ -184,7 +188,7 @@ class SASRec(Trainable):
         """() the summed loss of every item of the batch, given those before it."""
         if not len(batch.sequences):  # more processes than sequences
             return 0 * sum((p.sum() for p in self.parameters()), self.start.sum())
-        hidden, _ = self.encode(without_last(batch.sequences))
+        hidden, _ = self.encode(batch.sequences.without_last())
         targets = torch.from_numpy(batch.sequences.values).to(self.device).long()
         bonus = self.repeat_bonus(*earlier_items(batch.sequences))
         table = self.items() if self.config.loss == "softmax" else None
@@ -305,11 +309,6 @@ class SASRec(Trainable):
         load_weights(model, folder / WEIGHTS)
         model.text = text
         return model.to(pick_device(config.device)).eval()
-
-
-def without_last(sequences: Sequences) -> Sequences:
-    """The sequences less their last items."""
-    return sequences.keep(sequences.places < np.repeat(sequences.lengths - 1, sequences.lengths))
 
 
 def earlier_items(

@@ -35,11 +35,16 @@ class TransformerConfig:
                 raise RequestError(f"{name} is {getattr(self, name)}; use 1 or more")
         if not 0 <= self.dropout < 1:
             raise RequestError(f"dropout is {self.dropout}; use 0 or more, below 1")
-        if self.width % (2 * self.heads):
+        if self.attention_width % (2 * self.heads):
             raise RequestError(
-                f"a width of {self.width} cannot be shared evenly by {self.heads} heads; use a "
-                f"multiple of {2 * self.heads}"
+                f"a width of {self.attention_width} cannot be shared evenly by {self.heads} heads; "
+                f"use a multiple of {2 * self.heads}"
             )
+
+    @property
+    def attention_width(self) -> int:
+        """Entries of all heads together."""
+        return self.width
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +145,8 @@ class Block(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.attention_norm = nn.LayerNorm(config.width)
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.out = nn.Linear(config.width, config.width)
+        self.qkv = nn.Linear(config.width, 3 * config.attention_width)
+        self.out = nn.Linear(config.attention_width, config.width)
         self.hidden_norm = nn.LayerNorm(config.width)
         self.up = nn.Linear(config.width, config.hidden)
         self.down = nn.Linear(config.hidden, config.width)
@@ -164,7 +169,10 @@ class Block(nn.Module):
         attended = self.attend(self.attention_norm(x), layout, rotation, masks, memory)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
-        x = x + self.dropout(self.out(attended))
+        return self.feed_forward(x + self.dropout(self.out(attended)))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """(tokens, width) with the second branch added."""
         hidden = functional.gelu(self.up(self.hidden_norm(x)))  # (tokens, hidden)
         out: Tensor = x + self.dropout(self.down(hidden))
         return out
@@ -177,7 +185,7 @@ class Block(nn.Module):
         masks: Sequence[Tensor | None],
         memory: Memory | None = None,
     ) -> Tensor:
-        """(tokens, width) the attention's output, each token within its own sequence."""
+        """(tokens, attention width) each token attends to its own sequence."""
         qkv = self.qkv(x).unflatten(1, (3, self.heads, -1))  # (tokens, 3, heads, width of a head)
         queries_keys = rotate(qkv[:, :2], rotation)
         # One split, not a slice a group: the gradient of a slice is as large as the whole.
@@ -235,7 +243,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.head_width = config.width // config.heads
+        self.head_width = config.attention_width // config.heads
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         init_near_identity(self, depth=config.layers)

@@ -46,7 +46,7 @@ from maskgr.models.maskgr.queries import Histories
 from maskgr.models.maskgr.stages import learned_ids, sasrec_config, shares, train_history
 from maskgr.models.neighbours import Neighbours
 from maskgr.models.retrieval import portions
-from maskgr.models.sasrec import SASRec, earlier_items, without_last
+from maskgr.models.sasrec import SASRec, earlier_items
 from maskgr.nn.item_vectors import DigitVectors
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import Bonus
@@ -130,7 +130,7 @@ class MaskGR(Trainable):
         items = torch.from_numpy(batch.sequences.values).to(self.device).long()
         bonus = history.repeat_bonus(*earlier_items(batch.sequences))
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
-            hidden, layout = history.encode(without_last(batch.sequences))
+            hidden, layout = history.encode(batch.sequences.without_last())
             queries = history.queries(hidden)
             table = self._softmax_table() if self.own.loss == "softmax" else None
         loss = self._revealed_loss(queries, hidden, layout, table, items, batch, bonus)
