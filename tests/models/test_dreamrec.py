@@ -80,9 +80,10 @@ def test_loss_of_every_prefix_by_hand(embeddings: Embeddings, denoiser: str) -> 
             noisy = left.sqrt() * vectors[target] + (1 - left).sqrt() * batch.noise[row]
             found = own.denoiser(noisy[None], guidance[None], batch.times[row, None])[0]
             expected += (found - vectors[target]).square().mean().item()
-            if embeddings == "contrasted":
-                cosines = functional.cosine_similarity(found, vectors, dim=1)
-                expected -= (cosines / own.config.temperature).log_softmax(0)[target].item()
+            if own.query is not None:
+                for query in (found, own.query(state(own, history))):
+                    cosines = functional.cosine_similarity(query, vectors, dim=1)
+                    expected -= (cosines / own.config.temperature).log_softmax(0)[target].item()
             row += 1
     assert row == len(batch.times) == batch.weight
     assert own(batch).item() == pytest.approx(expected, rel=1e-4)
@@ -123,7 +124,7 @@ def test_times_are_uniform_and_the_null_vector_has_its_share() -> None:
 
 
 def test_unguided_targets_teach_nothing_about_the_history() -> None:
-    own = model()
+    own = model(embeddings="free")
     batch = prepared(own)
     for share, taught in ((torch.ones, False), (torch.zeros, True)):
         own.zero_grad()
@@ -133,6 +134,20 @@ def test_unguided_targets_teach_nothing_about_the_history() -> None:
         assert null is not None
         assert bool(gain.any()) == taught
         assert bool(null.any()) == (not taught)
+
+
+def test_the_diffusion_teaches_free_embeddings_alone() -> None:
+    """Contrasted ones are taught by the history's cross-entropy, and as parts of histories."""
+    for kind in get_args(Embeddings):
+        own = model(embeddings=kind)
+        batch = prepared(own, Sequences.of([[3, 1]]))  # 1 is no part of a history
+        if own.query is not None:  # any history asks for the same, which no embedding can change
+            torch.nn.init.zeros_(own.query.weight)
+            torch.nn.init.zeros_(own.query.bias)
+        own(batch).backward()
+        gradient = own.items.weight.grad
+        assert gradient is not None
+        assert bool(gradient[1].any()) == (kind == "free")
 
 
 # Ranking

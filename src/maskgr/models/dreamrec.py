@@ -3,6 +3,11 @@
 A causal transformer reads the history; its last state guides a small network that takes Gaussian
 noise from an embedding. Training noises the next item's embedding and asks for it back; ranking
 starts from pure noise and orders items by their products with what it ends at.
+
+As published the squared error trains the embeddings in which it is measured, too: they shrink, and
+nothing brings together those of items that go together. The remedy, `contrasted`, follows DimeRec (Li
+et al., 2024) and ADRec (Chen et al., 2025): a softmax over the catalogue trains the embeddings, and
+the diffusion takes them as they are.
 """
 
 from __future__ import annotations
@@ -50,13 +55,12 @@ DenoiserKind = Literal["linear", "mlp"]
 class DreamRecConfig:
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
     embeddings: Embeddings = "contrasted"
-    """`free`, as published: the squared error alone shapes them, and it is least where all are
-    alike. `contrasted`: they are of equal length, and a cross-entropy over all items keeps them
-    apart."""
+    """`free`, as published: trained by the squared error. `contrasted`: of equal length, trained by
+    a cross-entropy over all items; the diffusion's predictions have one too."""
     temperature: float = 0.07
-    """Divides the cosines of the cross-entropy where embeddings are contrasted."""
-    denoiser: DenoiserKind = "linear"
-    """What predicts the embedding from the noisy one, the guidance and the time: one linear map, as
+    """Divides the cosines of the cross-entropies where embeddings are contrasted."""
+    denoiser: DenoiserKind = "mlp"
+    """What predicts an embedding from the noisy one, the guidance and the time: one linear map, as
     published, or two with a GELU between them."""
     schedule: Schedule = "exponential"
     """How noise grows."""
@@ -165,6 +169,10 @@ class DreamRec(Trainable):
         self.dropout = Dropout(config.transformer.dropout)
         self.encoder = Encoder(config.transformer)
         self.denoiser = Denoiser(width, config.denoiser)
+        self.query = nn.Linear(width, width) if config.embeddings == "contrasted" else None
+        if self.query is not None:
+            nn.init.eye_(self.query.weight)  # a history first asks for what is like its last item
+            nn.init.zeros_(self.query.bias)
         self.diffusion = GaussianDiffusion(config.schedule, config.diffusion_steps)
         self._table: Tensor | None = None  # (items, width) while in evaluation mode
 
@@ -222,15 +230,26 @@ class DreamRec(Trainable):
             return 0 * sum((p.sum() for p in self.parameters()), self.null.sum())
         sequences, table = batch.sequences.select(rows), self.vectors()
         hidden = self.encode(sequences.without_last(), table)
-        guidance = torch.where(batch.unguided[:, None].to(self.device), self.null, hidden)
         targets = self._numbers(sequences)[torch.from_numpy(sequences.places > 0)]
+        guidance = torch.where(batch.unguided[:, None].to(self.device), self.null, hidden)
+        if self.query is None:
+            return self._squared_error(batch, guidance, table, targets)[0]
+        history = catalogue_cross_entropy(self.queries(self.query(hidden)), table, targets)
+        # The diffusion would teach embeddings to be far apart, so that little noise hides none.
+        table = table.detach()
+        error, predicted = self._squared_error(batch, guidance, table, targets)
+        diffusion = catalogue_cross_entropy(self.queries(predicted), table, targets)
+        return history + error + diffusion
+
+    def _squared_error(
+        self, batch: NoisyBatch, guidance: Tensor, table: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """() the squared error of an entry, summed over `targets` (targets,); and (targets, width)
+        what is predicted."""
         clean, times = functional.embedding(targets, table), batch.times.to(self.device)
         noisy = self.diffusion.noised(clean, times, batch.noise.to(self.device))
-        predicted = self.denoiser(noisy, guidance, times)
-        loss: Tensor = (predicted - clean).square().mean(1).sum()
-        if self.config.embeddings == "contrasted":
-            loss = loss + catalogue_cross_entropy(self.queries(predicted), table, targets)
-        return loss
+        predicted: Tensor = self.denoiser(noisy, guidance, times)
+        return (predicted - clean).square().mean(1).sum(), predicted
 
     def validate(self, holdout: Holdout) -> dict[str, float]:
         return validation_recall(self.rank, holdout, len(self.counts))
@@ -270,11 +289,11 @@ class DreamRec(Trainable):
         """(users, width) a generated embedding of the item after each history, shortest first, or
         the mean of several."""
         config, recent = self.config, histories.last(self.history_limit)
-        rows = self.guide(recent).repeat_interleave(config.samples, dim=0)
-        null = self.null.expand_as(rows)
+        guidance = self.guide(recent).repeat_interleave(config.samples, dim=0)
+        null = self.null.expand_as(guidance)
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
-            predicted: Tensor = self.denoiser(noisy, rows, times)
+            predicted: Tensor = self.denoiser(noisy, guidance, times)
             if not config.guidance:
                 return predicted
             return guided(predicted, self.denoiser(noisy, null, times), config.guidance)
@@ -314,10 +333,33 @@ class DreamRec(Trainable):
 DreamRec.presets = {
     "tiny": TrainConfig(
         "dreamrec",
-        DreamRecConfig(
-            TransformerConfig(layers=1, width=32, heads=2, hidden=64), guidance=0.0, samples=8
-        ),
+        DreamRecConfig(TransformerConfig(layers=1, width=32, heads=2, hidden=64)),
         FitConfig(steps=200, token_budget=2048, learning_rate=3e-3, validations=4),
+        history_limit=10,
+    ),
+    "cpu": TrainConfig(
+        "dreamrec",
+        DreamRecConfig(TransformerConfig(layers=1, width=64, heads=2, hidden=256, dropout=0.5)),
+        FitConfig(minutes=40, token_budget=1600, learning_rate=1e-3),
+        history_limit=10,
+    ),
+    # The authors' code (github.com/YangZhengyi98/DreamRec, README.md, YooChoose): one block, one
+    # head, width 64, dropout 0.1, ten items; embeddings and null vector from N(0, 1); a linear map
+    # as denoiser (mlp1), 500 steps, exponential schedule, the null vector for 0.1 of the samples,
+    # w = 2, ancestral sampling; AdamW at 1e-3 without decay, batches of 256 samples, up to 1000
+    # epochs. On KuaiRec: 2000 steps, a rate of 1e-4. Nothing is known of Beauty.
+    # Ours differs in what it is built of: rotary (relative) positions instead of learned (absolute)
+    # ones, GELU instead of ReLU, no dropout of attention weights, every position of a sequence
+    # trained at once instead of one a sample, and a learning rate that falls by a cosine.
+    "published": TrainConfig(
+        "dreamrec",
+        DreamRecConfig(
+            TransformerConfig(layers=1, width=64, heads=1, hidden=64, dropout=0.1),
+            embeddings="free",
+            denoiser="linear",
+            sampling_steps=0,
+        ),
+        FitConfig(minutes=40, token_budget=320, learning_rate=1e-3, weight_decay=0.0, ema=0.0),
         history_limit=10,
     ),
 }
