@@ -14,9 +14,9 @@ from torch import Tensor
 from maskgr.nn.gaussian import (
     GaussianDiffusion,
     Schedule,
-    SeededNoise,
     alpha_bars,
     guided,
+    seeded_noise,
     time_embedding,
 )
 
@@ -202,9 +202,9 @@ def test_time_embedding_by_hand() -> None:
 
 def test_noise_of_a_user_does_not_depend_on_the_others() -> None:
     def drawn(seeds: list[int], count: int = 40) -> Tensor:
-        """(count, users, samples, width)."""
-        stream = SeededNoise(torch.tensor(seeds), 2, 8).stream(torch.device("cpu"))
-        return torch.stack([next(stream).view(-1, 2, 8) for _ in range(count)])
+        """(count, users, width)."""
+        stream = seeded_noise(torch.tensor(seeds), 20, torch.device("cpu"))
+        return torch.stack([next(stream) for _ in range(count)])
 
     together = drawn([3, -5, 2**40])
     assert torch.equal(together[:, [1]], drawn([-5]))

@@ -5,9 +5,9 @@ noise from an embedding. Training noises the next item's embedding and asks for 
 starts from pure noise and orders items by their products with what it ends at.
 
 As published the squared error trains the embeddings in which it is measured, too: they shrink, and
-nothing brings together those of items that go together. The remedy, `contrasted`, follows DimeRec (Li
-et al., 2024) and ADRec (Chen et al., 2025): a softmax over the catalogue trains the embeddings, and
-the diffusion takes them as they are.
+nothing brings together those of items that go together. The remedy, `contrasted`, follows DimeRec
+(Li et al., 2024) and ADRec (Chen et al., 2025): a softmax over the catalogue trains the embeddings,
+and the diffusion takes them as they are.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from maskgr.models.retrieval import rank_items, validation_recall
 from maskgr.nn.gaussian import (
     GaussianDiffusion,
     Schedule,
-    SeededNoise,
     guided,
+    seeded_noise,
     time_embedding,
 )
 from maskgr.nn.softmax import catalogue_cross_entropy
@@ -48,7 +48,6 @@ WEIGHTS = "network.safetensors"
 OWN_STD = 0.02  # of embeddings at the start, where their lengths do not matter
 
 Embeddings = Literal["free", "contrasted"]
-DenoiserKind = Literal["linear", "mlp"]
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,6 @@ class DreamRecConfig:
     a cross-entropy over all items; the diffusion's predictions have one too."""
     temperature: float = 0.07
     """Divides the cosines of the cross-entropies where embeddings are contrasted."""
-    denoiser: DenoiserKind = "mlp"
-    """What predicts an embedding from the noisy one, the guidance and the time: one linear map, as
-    published, or two with a GELU between them."""
     schedule: Schedule = "exponential"
     """How noise grows."""
     diffusion_steps: int = 500
@@ -73,15 +69,11 @@ class DreamRecConfig:
     sampling_steps: int = 20
     """Steps of DDIM with which an embedding is generated; 0: all steps of the noise, with new noise
     in each, as published."""
-    samples: int = 1
-    """Embeddings generated a user, each from its own noise; their mean ranks the items."""
 
     def __post_init__(self) -> None:
         require_choice("embeddings", self.embeddings, Embeddings)
-        require_choice("denoiser", self.denoiser, DenoiserKind)
         require_choice("schedule", self.schedule, Schedule)
         require_at_least("diffusion_steps", self.diffusion_steps, 1)
-        require_at_least("samples", self.samples, 1)
         require_at_least("sampling_steps", self.sampling_steps, 0)
         if self.sampling_steps > self.diffusion_steps:
             raise RequestError(
@@ -119,20 +111,14 @@ class NoisyBatch(Batch):
 
 
 class Denoiser(nn.Module):
-    """Predicts a clean embedding."""
+    """Predicts a clean embedding by one linear map of the noisy one, the guidance and the time."""
 
-    def __init__(self, width: int, kind: DenoiserKind) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.time = nn.Sequential(
             nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
         )
-        self.predict = (
-            nn.Linear(3 * width, width)
-            if kind == "linear"
-            else nn.Sequential(
-                nn.Linear(3 * width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
-            )
-        )
+        self.predict = nn.Linear(3 * width, width)
 
     def forward(self, noisy: Tensor, guidance: Tensor, times: Tensor) -> Tensor:
         """(rows, width) from `noisy` and `guidance` (rows, width) and `times` (rows,)."""
@@ -168,7 +154,7 @@ class DreamRec(Trainable):
         self.null = nn.Parameter(torch.randn(1, width))
         self.dropout = Dropout(config.transformer.dropout)
         self.encoder = Encoder(config.transformer)
-        self.denoiser = Denoiser(width, config.denoiser)
+        self.denoiser = Denoiser(width)
         self.query = nn.Linear(width, width) if config.embeddings == "contrasted" else None
         if self.query is not None:
             nn.init.eye_(self.query.weight)  # a history first asks for what is like its last item
@@ -286,26 +272,25 @@ class DreamRec(Trainable):
         return scaled / self.config.temperature
 
     def generate(self, histories: Sequences) -> Tensor:
-        """(users, width) a generated embedding of the item after each history, shortest first, or
-        the mean of several."""
-        config, recent = self.config, histories.last(self.history_limit)
-        guidance = self.guide(recent).repeat_interleave(config.samples, dim=0)
+        """(users, width) the generated embedding of the item after each history, shortest first.
+
+        Its noise follows from the history: a user's answer does not depend on other users.
+        """
+        weight, recent = self.config.guidance, histories.last(self.history_limit)
+        guidance = self.guide(recent)
         null = self.null.expand_as(guidance)
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
             predicted: Tensor = self.denoiser(noisy, guidance, times)
-            if not config.guidance:
+            if not weight:
                 return predicted
-            return guided(predicted, self.denoiser(noisy, null, times), config.guidance)
+            return guided(predicted, self.denoiser(noisy, null, times), weight)
 
-        seeds = history_seeds(recent, self.seed)
-        noises = SeededNoise(seeds, config.samples, self.width).stream(self.device)
+        noises = seeded_noise(history_seeds(recent, self.seed), self.width, self.device)
         start = next(noises)
-        if config.sampling_steps:
-            found = self.diffusion.ddim(predict, start, config.sampling_steps)
-        else:
-            found = self.diffusion.ancestral(predict, start, noises)
-        return found.view(-1, config.samples, self.width).mean(1)
+        if self.config.sampling_steps:
+            return self.diffusion.ddim(predict, start, self.config.sampling_steps)
+        return self.diffusion.ancestral(predict, start, noises)
 
     def guide(self, histories: Sequences) -> Tensor:
         """(users, width) the hidden state after each history, shortest first; the null vector where
@@ -356,7 +341,6 @@ DreamRec.presets = {
         DreamRecConfig(
             TransformerConfig(layers=1, width=64, heads=1, hidden=64, dropout=0.1),
             embeddings="free",
-            denoiser="linear",
             sampling_steps=0,
         ),
         FitConfig(minutes=40, token_budget=320, learning_rate=1e-3, weight_decay=0.0, ema=0.0),

@@ -124,20 +124,14 @@ def time_embedding(times: Tensor, width: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-class SeededNoise:
-    """Standard normal vectors, several a user at a time, that follow from the user's seed alone."""
-
-    def __init__(self, seeds: Tensor, samples: int, width: int) -> None:
-        """`seeds` (users,) int64."""
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds.tolist()]
-        self.shape = (samples, width)
-
-    def stream(self, device: torch.device) -> Iterator[Tensor]:
-        """(users x samples, width) without end."""
-        count = 1  # many need no more than a start
-        while True:
-            drawn = torch.empty(len(self.generators), count, *self.shape)
-            for own, generator in zip(drawn, self.generators, strict=True):
-                own.normal_(generator=generator)
-            yield from drawn.to(device).transpose(0, 1).flatten(1, 2)
-            count = NOISE_CHUNK
+def seeded_noise(seeds: Tensor, width: int, device: torch.device) -> Iterator[Tensor]:
+    """(rows, width) standard normal numbers, without end; a row's follow from its own entry of
+    `seeds` (rows,) int64 alone."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds.tolist()]
+    count = 1  # many need no more than a start
+    while True:
+        drawn = torch.empty(len(generators), count, width)
+        for own, generator in zip(drawn, generators, strict=True):
+            own.normal_(generator=generator)
+        yield from drawn.transpose(0, 1).to(device)
+        count = NOISE_CHUNK
