@@ -191,7 +191,7 @@ def test_ranking_by_products_with_what_is_generated(
     own = model(embeddings=embeddings, sampling_steps=sampling_steps)
     asked = torch.stack([generated(own, history) for history in HISTORIES])
     if embeddings == "contrasted":
-        asked = functional.normalize(asked, dim=1) / (0.07 * math.sqrt(8))
+        asked = functional.normalize(asked, dim=1) / (0.1 * math.sqrt(8))
     expected = (asked @ table(own).T).log_softmax(1)
     for query in queries():
         found, wanted = own.rank(query), ranked_by(expected, query)

@@ -56,7 +56,7 @@ class DreamRecConfig:
     embeddings: Embeddings = "contrasted"
     """`free`, as published: trained by the squared error. `contrasted`: of equal length, trained by
     a cross-entropy over all items; the diffusion's predictions have one too."""
-    temperature: float = 0.07
+    temperature: float = 0.1
     """Divides the cosines of the cross-entropies where embeddings are contrasted."""
     schedule: Schedule = "exponential"
     """How noise grows."""
