@@ -18,7 +18,7 @@ demo: env
 	$(BIN)/maskgr demo
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile  # a file stays whole: its fixtures are costly
 
 lint: env
 	$(BIN)/ruff check .
