@@ -239,6 +239,9 @@ class Path:
 
     states: list[State]  # after each step
     scores: list[float]  # after each step
+    promises: list[
+        float
+    ]  # after each step: the score if the best items complete it, as known before
     chances: list[float]  # of each digit when it was revealed, item by item
 
     def beam(self, model: Toy, session: Session, step: int) -> tuple[Digits | int, ...]:
@@ -262,6 +265,7 @@ def path(
     levels = len(model.sizes)
     states: list[State] = []
     scores: list[float] = []
+    promises: list[float] = []
     revealed: dict[tuple[int, int], float] = {}
     for count in counts:
         chances = [probabilities(model, filters, user, state, j) for j in range(model.items)]
@@ -277,14 +281,19 @@ def path(
             tuple(own[j][at] if (j, at) in revealed else None for at in range(levels))
             for j in range(model.items)
         )
+        promise = score
         for place, item in enumerate(session):
+            if None not in before[place]:
+                continue
+            whole = None not in state[place]
+            same = chances[place][agreeing(model, state[place])]
+            promise += math.log(chances[place][item] if whole else same.max())
             if before[place] != state[place]:
-                whole = None not in state[place]
-                same = agreeing(model, state[place])
-                score += math.log(chances[place][item] if whole else chances[place][same].sum())
+                score += math.log(chances[place][item] if whole else same.sum())
         states.append(state)
         scores.append(score)
-    return Path(states, scores, [revealed[at] for at in sorted(revealed)])
+        promises.append(promise)
+    return Path(states, scores, promises, [revealed[at] for at in sorted(revealed)])
 
 
 def paths_of(
@@ -331,9 +340,9 @@ def searched(
     while cut and len(alive) < beams:
         alive, cut = set(paths), False
         for step in range(len(next(iter(paths.values())).scores)):
-            scores = {paths[s].beam(model, s, step): paths[s].scores[step] for s in alive}
-            live = [beam for beam in scores if repeats or not repeated(beam)]
-            kept = set(sorted(live, key=lambda beam: -scores[beam])[:width])
+            promises = {paths[s].beam(model, s, step): paths[s].promises[step] for s in alive}
+            live = [beam for beam in promises if repeats or not repeated(beam)]
+            kept = set(sorted(live, key=lambda beam: -promises[beam])[:width])
             cut |= len(kept) == width
             alive = {s for s in alive if paths[s].beam(model, s, step) in kept}
         width *= 2

@@ -117,7 +117,21 @@ def test_scores_are_log_probabilities_over_the_whole_catalogue() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("counts", [(1, 1, 1), (1, 2)])
-def test_few_beams_keep_the_best_prefixes(counts: tuple[int, ...], order: Order) -> None:
+def test_few_beams_lose_nothing_where_digits_tell_nothing(
+    counts: tuple[int, ...], order: Order
+) -> None:
+    model = toy((3, 3, 2), shared=4, seed=4, ignores_revealed=True)
+    for filters in FILTERS.values():
+        one_step, found = (
+            search(model, (3,), filters=filters),
+            search(model, counts, order, filters, beams=2),
+        )
+        assert torch.equal(found.items, one_step.items[:, :2])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("counts", [(1, 1, 1), (1, 2)])
+def test_few_beams_keep_the_most_promising_prefixes(counts: tuple[int, ...], order: Order) -> None:
     model, priorities = toy(seed=6, shared=3), priorities_of(toy(), order)
     expected = [
         searched(model, paths_of(model, FILTERS["both"], user, counts, priorities), 2)

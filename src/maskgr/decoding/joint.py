@@ -5,6 +5,11 @@ over the items that agree with what is revealed; digits have its marginals. So a
 several digits scores their exact joint, no tuple can be invalid, and one step is the ranking of the
 whole catalogue by q(history, nothing) . v_item.
 
+The beams that are kept are those with the most probable completions, as far as is known, not those
+of the highest probability so far: twenty codes of a first digit would often leave out the best
+item, which shares its code with few others. So where queries do not depend on what is revealed, any
+order and number of steps ends with the best items of one step.
+
 The next k items are decoded together as a session. A beam has k slots, each a partly revealed item
 with a query of its own, which knows the revealed digits of all slots. Given these the slots are
 independent, so the candidates of a step are the products of what each slot can reveal.
@@ -154,13 +159,14 @@ class _Beams:
 
 
 class _Children(NamedTuple):
-    """Continuations of beams, the best of each user."""
+    """Continuations of beams, the most promising of each user."""
 
     parent: Tensor  # (children,) row of the beam
     items: Tensor  # (children, k)
     revealed: Tensor  # (children, k, levels)
     scores: Tensor  # (children,)
     chances: Tensor  # (children, k, levels)
+    promise: Tensor  # (children,) by which they are kept: the score of the best completion
 
 
 class _Options(NamedTuple):
@@ -169,13 +175,14 @@ class _Options(NamedTuple):
     row: Tensor  # (options,) the beam
     items: Tensor  # (options, slots) an item with the digits of each slot
     values: Tensor  # (options,) log-probabilities
+    peaks: Tensor  # (options,) log-probabilities of the best items with these digits
 
     def keep(self, chosen: Tensor) -> _Options:
         return _Options(*(part[chosen] for part in self))
 
     def best(self, most: int) -> _Options:
-        """The best of each beam: ascending by beam, best first."""
-        order = best_first(self.row, self.values)
+        """Those of each beam with the highest peaks: ascending by beam, best first."""
+        order = best_first(self.row, self.peaks)
         return self.keep(order[ranks(self.row[order]) < most])
 
     def times(self, other: _Options, most: int) -> _Options:
@@ -188,7 +195,8 @@ class _Options(NamedTuple):
         left, right = joined(self.row, other.row, limit)
         items = torch.cat([self.items[left], other.items[right]], 1)
         values = self.values[left] + other.values[right]
-        return _Options(self.row[left], items, values).best(most)
+        peaks = self.peaks[left] + other.peaks[right]
+        return _Options(self.row[left], items, values, peaks).best(most)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,20 +259,23 @@ class _Search:
             parts.append(own._replace(parent=own.parent + start))
         found = _Children(*(torch.cat(part) for part in zip(*parts, strict=True)))
         if len(parts) > 1:
-            picked = self._select(beams.user[found.parent], found.items, found.scores, anew)
+            picked = self._select(beams.user[found.parent], found.items, found.promise, anew)
             found = _Children(*(part[picked] for part in found))
+        order = best_first(beams.user[found.parent], found.scores)
+        found = _Children(*(part[order] for part in found))
         user = beams.user[found.parent]
-        after = _Beams(user, *found[1:], self._narrowed(beams, found))
+        after = _Beams(user, *found[1:-1], self._narrowed(beams, found))
         if self.traces is not None:
             self._record(beams, after, found.parent)
         return after
 
     def _expand(self, beams: _Beams, count: int, anew: bool) -> _Children:
-        """The best continuations by the next `count` digits."""
+        """The most promising continuations by the next `count` digits."""
         masked, chosen = ~beams.revealed, self._fixed_choice(beams, count)
         start = not beams.revealed.any()
         followed = self.traces is not None or self.remask > 0
-        wanted = masked if chosen is None or start or followed else chosen
+        every = chosen is None or start or followed or self.k > 1
+        wanted = masked if every or chosen is None else chosen
         posterior = self._posterior(beams, wanted.any(2))
         if chosen is None:
             gaps = posterior.gaps().view(len(beams), -1)
@@ -275,8 +286,9 @@ class _Search:
             scores = scores + posterior.allowed.view(len(beams), self.k).sum(1)
         if anew:  # p(kept digits) = p(items) / p(items | kept digits)
             scores = scores - posterior.at(beams.items.flatten()).view(len(beams), self.k).sum(1)
+        promise = scores[options.row] + options.peaks
         scores = scores[options.row] + options.values
-        picked = self._select(beams.user[options.row], options.items, scores, anew)
+        picked = self._select(beams.user[options.row], options.items, promise, anew)
         parent, items = options.row[picked], options.items[picked]
         chances = beams.chances[parent]
         if followed:
@@ -284,7 +296,7 @@ class _Search:
             new = posterior.digit_chances(slots, items)
             chances = torch.where(chosen[parent], new, chances)
         revealed = beams.revealed[parent] | chosen[parent]
-        return _Children(parent, items, revealed, scores[picked], chances)
+        return _Children(parent, items, revealed, scores[picked], chances, promise[picked])
 
     def _fixed_choice(self, beams: _Beams, count: int) -> Tensor | None:
         """(rows, k, levels) the digits to reveal; None if probabilities decide."""
@@ -326,18 +338,20 @@ class _Search:
         return self.denoiser(beams.user[rows], codes, beams.revealed[rows])
 
     def _options(self, beams: _Beams, posterior: Posterior, chosen: Tensor) -> _Options:
-        """At least the best `width` continuations of each beam by its `chosen` digits."""
+        """At least the most promising `width` continuations of each beam by its `chosen` digits."""
         complete = (beams.revealed | chosen).all(2)  # (rows, k)
         once = not self.repeats and bool((complete.sum(1) > 1).any())
         # For each choice of the other slots, at most k - 1 items of a slot are among them.
         most = self.width + (self.k - 1 if once else 0)
-        slot, item, value = posterior.groups(chosen.flatten(0, 1), complete.flatten(), most)
+        found = posterior.groups(chosen.flatten(0, 1), complete.flatten(), most)
         if self.k == 1:
-            return _Options(slot, item[:, None], value)
+            return _Options(found.slots, found.items[:, None], found.values, found.peaks)
         idle = (~chosen.any(2)).flatten().nonzero().squeeze(1)
-        slot, item = torch.cat([slot, idle]), torch.cat([item, beams.items.flatten()[idle]])
-        value = torch.cat([value, value.new_zeros(len(idle))])
-        every = _Options(slot // self.k, item[:, None], value)
+        slot = torch.cat([found.slots, idle])
+        item = torch.cat([found.items, beams.items.flatten()[idle]])
+        value = torch.cat([found.values, found.values.new_zeros(len(idle))])
+        peak = torch.cat([found.peaks, posterior.peaks()[idle]])
+        every = _Options(slot // self.k, item[:, None], value, peak)
         parts = [every.keep(slot % self.k == place).best(most) for place in range(self.k)]
         return self._products(parts, complete, once)
 
@@ -356,13 +370,13 @@ class _Search:
                 return found
             wanted *= 2
 
-    def _select(self, user: Tensor, items: Tensor, scores: Tensor, anew: bool) -> Tensor:
-        """(picked,) the best candidates of each user, ascending by user, best first.
+    def _select(self, user: Tensor, items: Tensor, promise: Tensor, anew: bool) -> Tensor:
+        """(picked,) the most promising candidates of each user, ascending by user, best first.
 
         Only digits that are revealed `anew` lead to the same items from several beams: the best
         counts.
         """
-        order = best_first(user, scores)
+        order = best_first(user, promise)
         if anew:
             sizes = [self.denoiser.users, *[len(self.index)] * self.k]
             session, _ = distinct([user[order], *items[order].unbind(1)], sizes)

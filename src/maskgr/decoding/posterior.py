@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +59,15 @@ class EnergyDenoiser(Protocol):
         row revealed; codes that are not revealed are arbitrary.
         """
         ...
+
+
+class Groups(NamedTuple):
+    """Items of slots that share some digits."""
+
+    slots: Tensor  # (groups,)
+    items: Tensor  # (groups,) one of the items
+    values: Tensor  # (groups,) log-probability of all of them
+    peaks: Tensor  # (groups,) log-probability of the most probable one
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,18 +129,25 @@ class Posterior:
         levels = range(self.index.levels)
         return torch.stack([self.marginal(level)[slots, codes[..., level]] for level in levels], -1)
 
-    def groups(self, chosen: Tensor, complete: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(groups,) slot, item and log-probability of the remaining items that share the `chosen`
-        (slots, levels) digits, for slots where some are chosen; an item is by itself where the
-        slot is then `complete` (slots,).
+    def peaks(self) -> Tensor:
+        """(slots,) log-probability of the most probable item; 0 for slots that are not among
+        these."""
+        found = torch.zeros(self.slots, device=self.logs.device)
+        found = found.scatter_reduce(0, self.matches.owners, self.logs, "amax", include_self=False)
+        if len(self.fresh):
+            found[self.fresh] = self.dense.amax(1)
+        return found
 
-        Of fresh slots the best `most` groups, of others all.
+    def groups(self, chosen: Tensor, complete: Tensor, most: int) -> Groups:
+        """The remaining items that share the `chosen` (slots, levels) digits, for slots where some
+        are chosen; an item is by itself where the slot is then `complete` (slots,).
+
+        Of fresh slots the `most` groups with the highest peaks, of others all.
         """
         parts = [*self._fresh_groups(chosen, most), self._known_groups(chosen, complete)]
-        slot, item, value = (torch.cat(part) for part in zip(*parts, strict=True))
-        return slot, item, value
+        return Groups(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
-    def _fresh_groups(self, chosen: Tensor, most: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def _fresh_groups(self, chosen: Tensor, most: int) -> list[Groups]:
         found = []
         sets, owner = torch.unique(chosen[self.fresh], dim=0, return_inverse=True)
         for number, levels in enumerate(sets):
@@ -139,26 +155,30 @@ class Posterior:
                 continue
             own = (owner == number).nonzero().squeeze(1)
             if levels.all():
-                values, item = self.dense[own].topk(min(most, len(self.index)))
+                peaks, item = self.dense[own].topk(min(most, len(self.index)))
+                values = peaks
             else:
                 columns = [self.index.codes[:, level] for level in levels.nonzero().squeeze(1)]
                 sizes = [size for size, new in zip(self.index.sizes, levels, strict=True) if new]
                 group, example = distinct(columns, sizes)
                 sums = torch.zeros(len(own), len(example), device=own.device)
                 sums.index_add_(1, group, self._probs[own])
-                values, groups = sums.topk(min(most, len(example)))
-                values, item = values.log(), example[groups]
+                best = torch.full_like(sums, -torch.inf).scatter_reduce(
+                    1, group.expand(len(own), -1), self.dense[own], "amax"
+                )
+                peaks, groups = best.topk(min(most, len(example)))
+                values, item = sums.gather(1, groups).log(), example[groups]
             live = values > -torch.inf
             slot = self.fresh[own][:, None].expand_as(live)
-            found.append((slot[live], item[live], values[live]))
+            found.append(Groups(slot[live], item[live], values[live], peaks[live]))
         return found
 
-    def _known_groups(self, chosen: Tensor, complete: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _known_groups(self, chosen: Tensor, complete: Tensor) -> Groups:
         pairs = chosen.any(1)[self.matches.owners].nonzero().squeeze(1)
         items, owners = self.matches.items[pairs], self.matches.owners[pairs]
         logs, alone = self.logs[pairs], complete[owners]
         if alone.all():
-            return owners, items, logs
+            return Groups(owners, items, logs, logs)
         shown = torch.where(chosen[owners], self.index.codes[items] + 1, 0)
         columns = [owners, *shown.unbind(1)]
         sizes = [self.slots, *(size + 1 for size in self.index.sizes)]
@@ -166,7 +186,9 @@ class Posterior:
             columns.append(torch.where(alone, items + 1, 0))
             sizes.append(len(self.index) + 1)
         group, example = distinct(columns, sizes)
-        return owners[example], items[example], log_sums(group, logs, len(example))
+        values = log_sums(group, logs, len(example))
+        peaks = torch.full_like(values, -torch.inf).scatter_reduce(0, group, logs, "amax")
+        return Groups(owners[example], items[example], values, peaks)
 
 
 def users_with_items(

@@ -6,6 +6,7 @@ denoiser learns to make up for what they lose. Judged in one step, without biase
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from maskgr.models.sasrec import SASRec
 from maskgr.nn.scoring import best_items
 from maskgr.sids.config import QuantizerConfig, QuantizerName
 from maskgr.sids.quantizers import fit_quantizer
+from maskgr.sids.vectors import Digits, Floats
 from maskgr.studies.report import Asked, Report, Row, percent
 
 QUANTIZERS: tuple[QuantizerName, ...] = ("residual-kmeans", "opq")
@@ -78,17 +80,13 @@ def run(asked: Asked) -> Report:
     n_items, width = vectors.shape
     rows = [row("learned", vectors, _mb(4 * n_items * width), _mb(4 * MANY * width))]
     for quantizer in QUANTIZERS:
-        for levels in LEVELS:
-            config = QuantizerConfig(quantizer=quantizer, levels=levels, components=0)
-            fitted = fit_quantizer(space, config, normalise=False, seed=asked.seed)
-            digits, sizes = fitted.encode(space), fitted.codebook_sizes
+        for levels, digits, sizes in _digits(space, quantizer, asked.seed):
             tokens = fit_codes(vectors.cpu().numpy(), digits, sizes)
             starts = np.cumsum((0, *sizes[:-1]))
             table = torch.from_numpy(tokens[starts + digits].sum(1)).to(vectors.device)
             tokens_size = 4 * sum(sizes) * width
-            name = f"{quantizer}, {levels} digits"
             sizes_mb = (_mb(tokens_size + n * levels) for n in (n_items, MANY))
-            rows.append(row(name, table, *sizes_mb))
+            rows.append(row(f"{quantizer}, {levels} digits", table, *sizes_mb))
     kept = [(*r, round(r[1] / rows[0][1], 2)) for r in rows]
     return Report(
         f"Item vectors as sums of digits on {asked.data}, nothing trained after quantising, "
@@ -96,6 +94,21 @@ def run(asked: Asked) -> Report:
         ("item vectors", *METRICS, f"MB, {n_items:,} items", f"MB, {MANY:,} items", "kept"),
         tuple(kept),
     )
+
+
+def _digits(
+    space: Floats, quantizer: QuantizerName, seed: int
+) -> Iterator[tuple[int, Digits, tuple[int, ...]]]:
+    """Numbers of digits with (items, levels) digits and the codes at each level. Residual digits
+    are nested: fewer of them are the first ones of many."""
+    nested = quantizer == "residual-kmeans"
+    fits = {max(LEVELS)} if nested else LEVELS
+    for fitted_levels in fits:
+        config = QuantizerConfig(quantizer=quantizer, levels=fitted_levels, components=0)
+        fitted = fit_quantizer(space, config, normalise=False, seed=seed)
+        digits = fitted.encode(space)
+        for levels in LEVELS if nested else (fitted_levels,):
+            yield levels, digits[:, :levels], fitted.codebook_sizes[:levels]
 
 
 def _mb(size: int) -> float:
