@@ -19,6 +19,7 @@ import numpy.typing as npt
 import polars as pl
 
 from maskgr.artefact import is_artefact, read_manifest, write_folder
+from maskgr.cards import card
 from maskgr.data.config import SplitName, Unknown
 from maskgr.data.dataset import Dataset
 from maskgr.data.open import shop_of
@@ -40,6 +41,7 @@ from maskgr.models.base import (
     Samples,
     TrainConfig,
     Training,
+    capabilities,
     model_class,
     require,
     train_config,
@@ -116,6 +118,39 @@ class Recommender:
     made: Mapping[str, Any] = field(default_factory=dict)  # data fingerprint, versions, time spent
     users: Users = field(default_factory=Users.none)  # and their histories, held-out items included
 
+    def __repr__(self) -> str:
+        found = self.summary()
+        counts = ", ".join(f"{found[name]:,} {name}" for name in ("users", "items", "events"))
+        return f"Recommender({self.config.name}: {counts})"
+
+    def _repr_html_(self) -> str:
+        facts = {name: value for name, value in self.summary().items() if value is not None}
+        return card(f"Recommender: {self.config.name}", self.model.about, facts)
+
+    def summary(self) -> dict[str, Any]:
+        """Facts about the model, its data and its training, for people."""
+        made, counts = self.made, self.made.get("counts", {})
+        fits = {stage: own["metrics"] for stage, own in made.get("fits", {}).items()}
+        found = [own["recall@10"] for own in fits.values() if "recall@10" in own]
+        held_out = self.config.leave_out
+        return {
+            "users": int(counts.get("users", 0)),
+            "items": len(self.items),
+            "events": int(counts.get("events", 0)),
+            "columns of items": list(self.items.columns),
+            "held out": f"the last {2 * held_out} of each user, for validation and test"
+            if held_out
+            else "nothing: no figures of its own",
+            "validation recall@10": f"{found[-1]:.2%}" if found else None,
+            "history": f"the last {self.config.history_limit} items",
+            "repeats": self.repeats,
+            "can": ["rank items", *capabilities(type(self.model))],
+            "trained in": f"{made['seconds'] / 60:.1f} minutes" if "seconds" in made else None,
+            "with": "maskgr {maskgr}, Python {python}".format(**made["versions"])
+            if "versions" in made
+            else None,
+        }
+
     @classmethod
     def train(
         cls,
@@ -171,6 +206,7 @@ class Recommender:
                 **(made or {}),
                 "fingerprint": data.fingerprint,
                 "provenance": dict(data.provenance),
+                "counts": counts_made(data),
                 "fits": fits_made(training.fits),
                 "seconds": round(time.perf_counter() - start, 3),
                 "versions": versions(),
@@ -424,10 +460,11 @@ class Recommender:
         return update.train(prepared, config, run=run, resume=resume, progress=progress)
 
     def dataset(self) -> Dataset:
-        """The users' histories and the items that it was trained on, as a dataset."""
+        """The users' histories and the items that it was trained on, as a dataset; items that were
+        added later are not in it."""
         return Dataset(
             users=self.users.ids,
-            items=self.items,
+            items=self.items.head(self.made.get("counts", {}).get("items", len(self.items))),
             histories=self.users.histories,
             provenance=self.made.get("provenance", {}),
         )
@@ -671,6 +708,12 @@ def _fits(like: Recommender) -> dict[str, Fitted]:
 def fits_made(fits: Mapping[str, Fitted]) -> dict[str, Any]:
     """How each stage of a training ended, as JSON has it."""
     return {stage: asdict(fitted) for stage, fitted in fits.items()}
+
+
+def counts_made(data: Dataset) -> dict[str, int]:
+    """How much a recommender was made of."""
+    events = len(data.histories.values)
+    return {"users": len(data.users), "items": len(data.items), "events": events}
 
 
 def versions() -> dict[str, str]:

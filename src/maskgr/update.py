@@ -32,7 +32,7 @@ from maskgr.data.splits import Holdout, Split
 from maskgr.data.tables import from_frame
 from maskgr.errors import DataError, RequestError
 from maskgr.models.base import TrainConfig, Training, Updates, require
-from maskgr.recommender import Recommender, fits_made, held_out, versions
+from maskgr.recommender import Recommender, counts_made, fits_made, held_out, versions
 from maskgr.settings import apply_settings
 from maskgr.training.workspace import workspace
 from maskgr.users import Users
@@ -182,6 +182,7 @@ def train(
             "provenance": dict(update.data.provenance),
             "data_config": before.made.get("data_config", {}),
             "updates": before.made.get("fingerprint"),
+            "counts": counts_made(update.data),
             "fits": fits_made(training.fits),
             "seconds": round(time.perf_counter() - start, 3),
             "versions": versions(),
