@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from maskgr import Dataset, Recommender
+from maskgr.artefact import sha256
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.models.base import train_config
 from tests.models import tiny
@@ -100,6 +101,9 @@ def test_raises_when_a_saved_folder_is_damaged(tmp_path: Path) -> None:
     manifest = json.loads((run / "maskgr.json").read_text())
     manifest["config"]["train"]["colour"] = "blue"
     (run / "maskgr.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtefactError, match=r"maskgr\.json has changed since it was written"):
+        Recommender.load(run)
+    (run / "maskgr.sha256").write_text(sha256(run / "maskgr.json"))
     with pytest.raises(ArtefactError, match=r"is damaged .*colour.*; train it again"):
         Recommender.load(run)
 

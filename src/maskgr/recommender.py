@@ -177,6 +177,7 @@ class Recommender:
             was, with the numbers of steps and the weights that validation chose there, on
             everything: nothing is held out, and there is nothing to evaluate it on.
         """
+        _require_dataset(data)
         if like is not None:
             config = everything(like, config)
         config = config or train_config(preset, model=model)
@@ -279,7 +280,8 @@ class Recommender:
     ) -> list[list[Recommendation]]:
         """`recommend` for histories of item numbers, which need no translation."""
         if retrieval is not None:
-            decoding = replace(decoding or self.decoding(), retrieval=retrieval)
+            chosen = self.decoding() if decoding is None else checked_decoding(decoding)
+            decoding = replace(chosen, retrieval=retrieval)
         ranker, allowed = self.ranker(decoding), self.allowed(allow, deny, unknown, where)
         query = self.query(histories, top, exclude_seen=exclude_seen, allowed=allowed)
         return self.named(ranker.rank(query)) if len(histories) else []
@@ -319,7 +321,10 @@ class Recommender:
         if not len(numbers):
             return []
         found, scores = model.sessions(
-            replace(query, top=top), items, decoding or self.decoding(), repeats=repeats
+            replace(query, top=top),
+            items,
+            self.decoding() if decoding is None else checked_decoding(decoding),
+            repeats=repeats,
         )
         ids = self.items["item_id"]
         answers = [
@@ -385,6 +390,8 @@ class Recommender:
         seed = whole_number("seed", seed)
         if count < 1 or steps < 0:
             raise RequestError(f"{count} samples in {steps} steps; give at least 1 of each")
+        if not isinstance(temperature, int | float):
+            raise RequestError(f"temperature is {temperature!r}; give a number above 0")
         if not temperature > 0:
             raise RequestError(f"temperature {temperature} cannot be drawn at; give one above 0")
         model = require(self.model, Samples)
@@ -511,7 +518,9 @@ class Recommender:
 
     def items_with_prefix(self, prefix: Sequence[int]) -> list[ItemId]:
         """The IDs of the items whose semantic IDs begin with these digits."""
-        digits = [whole_number("a digit", digit) for digit in listed(prefix, "the prefix")]
+        digits = [
+            whole_number("a digit", digit) for digit in listed(prefix, "the prefix", of="digits")
+        ]
         rows = require(self.model, HasSids).semantic_ids().with_prefix(digits)
         return self.items["item_id"].gather(rows).to_list()
 
@@ -530,6 +539,9 @@ class Recommender:
 
         users: a random sample of so many instead of all.
         """
+        ks = [whole_number("K", k) for k in listed(ks, "ks", of="numbers")]
+        for protocol in listed(protocols, "protocols", of="names"):
+            require_choice("protocol", protocol, Protocol)
         known = self.split(data)
         holdout = known.holdout(split)
         if users is not None:
@@ -545,6 +557,7 @@ class Recommender:
     def split(self, data: Dataset) -> Split:
         """What was trained on and what was held out; raises where `data` is another dataset, whose
         histories would leak or mislead."""
+        _require_dataset(data)
         if data.fingerprint != self.made.get("fingerprint"):
             raise RequestError(
                 "this is not the dataset that the recommender was trained on (it differs in users, "
@@ -571,17 +584,13 @@ class Recommender:
         """The model, in its own way or as `decoding` says: what `evaluate` asks for."""
         if decoding is None:
             return self.model
-        if not isinstance(decoding, DecodingConfig):
-            raise RequestError(
-                f"decoding is {decoding!r:.60}; give a DecodingConfig, for example "
-                "recommender.decoding(steps=1)"
-            )
-        return _Decoder(require(self.model, Decodes), decoding)
+        return _Decoder(require(self.model, Decodes), checked_decoding(decoding))
 
     def planner(self, decoding: DecodingConfig | None = None) -> SessionPlanner:
         """The same for sessions: what `evaluate_sessions` asks for."""
         model = require(self.model, PlansSessions)
-        return _Planner(model, decoding or self.decoding(), self.repeats)
+        decoding = self.decoding() if decoding is None else checked_decoding(decoding)
+        return _Planner(model, decoding, self.repeats)
 
     def query(
         self,
@@ -678,6 +687,22 @@ def held_out(data: Dataset, config: TrainConfig) -> Split:
     else:
         split = leave_out(data.histories, config.leave_out)
     return replace(split, train=sparsify(split.train, config.sparsify, config.seed))
+
+
+def _require_dataset(data: Any) -> None:
+    if not isinstance(data, Dataset):
+        raise RequestError(
+            f"data is {data!r:.60}; give a Dataset, from Dataset.load or Dataset.from_frames"
+        )
+
+
+def checked_decoding(decoding: Any) -> DecodingConfig:
+    if not isinstance(decoding, DecodingConfig):
+        raise RequestError(
+            f"decoding is {decoding!r:.60}; give a DecodingConfig, for example "
+            "recommender.decoding(steps=1)"
+        )
+    return decoding
 
 
 def _at_least_one(name: str, value: Any) -> int:
