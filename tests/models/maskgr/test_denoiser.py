@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from maskgr.models.maskgr.denoiser import Denoiser, HistoryMemory, fit_codes
+from maskgr.data.sequences import Sequences
+from maskgr.data.splits import Holdout
+from maskgr.evaluation.ranking import Query, Ranked
+from maskgr.models.maskgr.denoiser import (
+    CHANGE,
+    Denoiser,
+    HistoryMemory,
+    choose_change,
+    fit_codes,
+)
 from maskgr.nn.transformer import Layout, TransformerConfig
 from tests.models.tiny import randomise
 
@@ -45,6 +54,23 @@ def test_an_untrained_denoiser_changes_no_query() -> None:
     hidden, layout = states(LENGTHS)
     change = Denoiser(CONFIG, SIZES)(hidden, layout, *digits(len(hidden)), places(len(hidden)))
     assert (change == 0).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("best", CHANGE)
+def test_change_of_queries_is_scaled_to_what_validation_chooses(best: float) -> None:
+    own, (hidden, layout) = denoiser(), states(LENGTHS)
+    asked = (hidden, layout, *digits(len(hidden)), places(len(hidden)))
+    learned = own(*asked)
+    holdout = Holdout(np.arange(1), Sequences.of([[0]]), np.array([[7]]))
+
+    def rank(query: Query) -> Ranked:
+        """The target first if the denoiser changes queries by the best share, else second."""
+        found = [7, 8] if torch.allclose(own(*asked), best * learned) else [8, 7]
+        return Ranked(np.array([found], dtype=np.int32), np.zeros((1, 2), dtype=np.float32))
+
+    assert choose_change(own, rank, holdout, top=2) == best
+    torch.testing.assert_close(own(*asked), best * learned)
 
 
 @torch.no_grad()

@@ -4,7 +4,8 @@ Training has stages. The history's encoder and the items' vectors are those of a
 it is. Semantic IDs are then made of the vectors, in the space where a distance is a difference of
 scores. The denoiser learns to ask again once some digits are known; what the history asks with
 nothing revealed stays what it is, so one step of generation is exactly dense retrieval. (Training
-history and denoiser together lost recall, in one step and in several.)
+history and denoiser together lost recall, in one step and in several.) How much of what it learned
+counts is chosen on validation, as the biases are.
 
 With `vectors=digits` items are the sums of their digits' vectors from then on, in the history, too,
 and everything is trained end to end: no item has a vector of its own, as in the paper.
@@ -40,8 +41,15 @@ from maskgr.models.base import TrainConfig, Training, query_filters
 from maskgr.models.items import item_text, semantic_ids
 from maskgr.models.maskgr.bias import USERS, Bias, choose_bias
 from maskgr.models.maskgr.config import MaskGRConfig
-from maskgr.models.maskgr.denoiser import Denoiser, fit_codes
+from maskgr.models.maskgr.denoiser import (
+    CHANGE_STEPS,
+    CHANGE_USERS,
+    Denoiser,
+    choose_change,
+    fit_codes,
+)
 from maskgr.models.maskgr.noise import RevealedBatch, draw_revealed
+from maskgr.models.maskgr.presets import PRESETS
 from maskgr.models.maskgr.queries import Histories
 from maskgr.models.maskgr.stages import learned_ids, sasrec_config, shares, train_history
 from maskgr.models.neighbours import Neighbours
@@ -50,11 +58,10 @@ from maskgr.models.sasrec import SASRec, earlier_items
 from maskgr.nn.item_vectors import DigitVectors
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import Bonus
-from maskgr.nn.transformer import Layout, TransformerConfig
+from maskgr.nn.transformer import Layout
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
-from maskgr.sids.config import QuantizerConfig, SidsConfig
 from maskgr.sids.semantic_ids import SemanticIds
-from maskgr.training.fit import FitConfig, Trainable
+from maskgr.training.fit import Trainable
 
 WEIGHTS, CHOSEN = "network.safetensors", "chosen.json"
 
@@ -76,11 +83,13 @@ class MaskGR(Trainable):
         history: SASRec,
         neighbours: Neighbours | None = None,
         bias: Bias | None = None,
+        change: float = 1.0,
     ) -> None:
+        """`change`: the share of the learned change of queries that the denoiser was scaled to."""
         super().__init__()
         own: MaskGRConfig = config.model
         self.config, self.own, self.sids = config, own, sids
-        self.neighbours, self.bias = neighbours, bias or Bias()
+        self.neighbours, self.bias, self.change = neighbours, bias or Bias(), change
         self.history = history.requires_grad_(self.history_learns).eval()
         self.denoiser = Denoiser(own.transformer, sids.codebook_sizes, own.session)
         self.codes: Tensor
@@ -212,9 +221,10 @@ class MaskGR(Trainable):
         training.fit(model, second, label="denoiser")
         model.eval()
         if like is not None:
-            model.bias = like.bias
+            model.bias, model.change = like.bias, like.change
+            model.denoiser.scale(like.change)
         elif work.world.writes:
-            model.bias = model.choose_bias(training.split.validation.sample(USERS, config.seed))
+            model.choose(training.split.validation, config.seed)
         return model
 
     @torch.no_grad()
@@ -224,6 +234,18 @@ class MaskGR(Trainable):
         if (vectors := _digit_vectors(self.own, self.sids)) is not None:
             vectors.digits.weight.copy_(tokens)
             self.history.items = vectors.to(self.device)
+
+    def choose(self, validation: Holdout, seed: int) -> None:
+        """Chooses on validation users how much the biases and the denoiser count."""
+        self.bias = self.choose_bias(validation.sample(USERS, seed))
+        if self.levels > 1 and self.own.session == 1:  # later items of a session need its change
+            decoding = replace(self.decoding(), steps=min(self.levels, CHANGE_STEPS))
+            self.change = choose_change(
+                self.denoiser,
+                lambda query: self.decode(query, decoding),
+                validation.sample(CHANGE_USERS, seed),
+                top=min(10, len(self.codes)),
+            )
 
     @torch.no_grad()
     def choose_bias(self, holdout: Holdout) -> Bias:
@@ -397,7 +419,7 @@ class MaskGR(Trainable):
         history = self.history.enlarged(
             len(items), torch.from_numpy(sids.embeddings), _digit_vectors(self.own, sids)
         )
-        model = MaskGR(self.config, sids, history, neighbours, self.bias)
+        model = MaskGR(self.config, sids, history, neighbours, self.bias, self.change)
         model.denoiser.load_state_dict(self.denoiser.state_dict())
         return model.to(self.device).eval()
 
@@ -419,9 +441,7 @@ class MaskGR(Trainable):
         training.fit(model, second, label="denoiser")
         model.eval()
         if training.work.world.writes:
-            model.bias = model.choose_bias(
-                training.split.validation.sample(USERS, training.config.seed)
-            )
+            model.choose(training.split.validation, training.config.seed)
         return model
 
     def save(self, folder: Path) -> None:
@@ -430,7 +450,11 @@ class MaskGR(Trainable):
         np.save(folder / COUNTS, self.history.counts)
         if self.neighbours is not None:
             self.neighbours.save(folder)
-        chosen = {"items": self.history.config.items, **asdict(self.bias)}
+        chosen = {
+            "items": self.history.config.items,
+            "change": self.change,
+            **asdict(self.bias),
+        }
         (folder / CHOSEN).write_text(json.dumps(chosen) + "\n", encoding="utf-8")
 
     @classmethod
@@ -440,6 +464,7 @@ class MaskGR(Trainable):
         try:
             chosen = json.loads((folder / CHOSEN).read_text(encoding="utf-8"))
             bias = Bias(**{f.name: float(chosen[f.name]) for f in fields(Bias)})
+            change = float(chosen["change"])
             history_config = sasrec_config(own, chosen["items"])
         except (OSError, ValueError, KeyError, TypeError, RequestError) as error:
             raise ArtefactError(f"{folder / CHOSEN} is damaged ({error}); train again") from error
@@ -451,7 +476,7 @@ class MaskGR(Trainable):
             _digit_vectors(own, sids),
         )
         neighbours = Neighbours.load(folder) if own.neighbours else None
-        model = cls(config, sids, history, neighbours, bias)
+        model = cls(config, sids, history, neighbours, bias, change)
         load_weights(model, folder / WEIGHTS)
         return model.to(pick_device(config.device)).eval()
 
@@ -483,43 +508,4 @@ def _digit_vectors(own: MaskGRConfig, sids: SemanticIds) -> DigitVectors | None:
     return DigitVectors(own.transformer.width, codes, sids.codebook_sizes)
 
 
-CPU_ENCODER = TransformerConfig(layers=2, width=256, heads=4, hidden=512, dropout=0.3)
-CPU_FIT = FitConfig(minutes=30, token_budget=1600, learning_rate=2e-3)
-MaskGR.presets = {
-    # Seconds to minutes: for tests and the demo.
-    "tiny": TrainConfig(
-        "maskgr",
-        MaskGRConfig(
-            TransformerConfig(layers=2, width=64, heads=2, hidden=256),
-            items="text",
-            sids=SidsConfig(quantizer=QuantizerConfig(levels=3, codes=64), unique="share"),
-        ),
-        FitConfig(steps=600, token_budget=2048, learning_rate=3e-3, validations=6),
-    ),
-    # A laptop, over lunch.
-    "cpu": TrainConfig(
-        "maskgr",
-        MaskGRConfig(
-            CPU_ENCODER,
-            denoiser_share=0.15,
-            sids=SidsConfig(unique="share"),
-            decoding=DecodingConfig(steps=2),
-        ),
-        CPU_FIT,
-        history_limit=200,
-    ),
-    # The same with digits alone: no item has a vector of its own, as in the paper.
-    "digits": TrainConfig(
-        "maskgr",
-        MaskGRConfig(
-            CPU_ENCODER,
-            vectors="digits",
-            neighbours=0,
-            denoiser_share=0.4,
-            sids=SidsConfig(quantizer=QuantizerConfig(levels=16), unique="share"),
-            decoding=DecodingConfig(steps=2),
-        ),
-        CPU_FIT,
-        history_limit=200,
-    ),
-}
+MaskGR.presets = PRESETS
