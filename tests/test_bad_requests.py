@@ -77,7 +77,7 @@ API: list[tuple[Callable[[Recommender], Any], str]] = [
     (lambda r: r.recommend([["i01"], "i02"]), "history 2 is 'i02'; give a list of IDs"),
     (lambda r: r.recommend([["i01"], {"i02"}]), "history 2 is a set, which has no order"),
     (lambda r: r.recommend([["i01"], None]), "history 2 is None"),
-    (lambda r: r.recommend([{"a": 1}]), "give IDs as the catalogue has them"),
+    (lambda r: r.recommend([{"a": 1}]), "of the history is not in the catalogue"),
     (lambda r: r.recommend([None]), "item None of the history is not in the catalogue"),
     (lambda r: r.recommend([2**80]), "the history"),
     (lambda r: r.recommend([[["i01"]]]), "IDs"),

@@ -15,6 +15,7 @@ TITLE = "font-weight:600;font-size:1.05em"
 MUTED = "opacity:.7"
 CELL = "padding:.1em 1.2em .1em 0;text-align:left;vertical-align:top;border:0"
 TABLE = "border-collapse:collapse;margin-top:.4em;color:inherit;background:transparent"
+CLEAR = "background:transparent"  # notebooks stripe the rows of tables
 LONGEST = 80  # characters of a cell of a table
 
 
@@ -34,14 +35,15 @@ def card(
     if rows:
         head = "".join(f'<th style="{CELL};{MUTED}">{escape(name)}</th>' for name in rows[0])
         body = [_row([_short(shown(cell)) for cell in row.values()]) for row in rows]
-        parts.append(f'<table style="{TABLE}"><tr>{head}</tr>{"".join(body)}</table>')
+        head = f'<tr style="{CLEAR}">{head}</tr>'
+        parts.append(f'<table style="{TABLE}">{head}{"".join(body)}</table>')
     parts += [f'<div style="{MUTED}">{escape(note)}</div>' for note in notes]
     return f'<div style="{BOX}">{"".join(parts)}</div>'
 
 
 def _row(cells: Sequence[str]) -> str:
     first, *others = (f'<td style="{CELL}">{escape(cell)}</td>' for cell in cells)
-    return f'<tr style="background:transparent">{first}{"".join(others)}</tr>'
+    return f'<tr style="{CLEAR}">{first}{"".join(others)}</tr>'
 
 
 def _short(text: str) -> str:

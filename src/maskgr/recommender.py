@@ -518,9 +518,7 @@ class Recommender:
 
     def items_with_prefix(self, prefix: Sequence[int]) -> list[ItemId]:
         """The IDs of the items whose semantic IDs begin with these digits."""
-        digits = [
-            whole_number("a digit", digit) for digit in listed(prefix, "the prefix", of="digits")
-        ]
+        digits = [whole_number("a digit", d) for d in listed(prefix, "the prefix", of="digits")]
         rows = require(self.model, HasSids).semantic_ids().with_prefix(digits)
         return self.items["item_id"].gather(rows).to_list()
 

@@ -107,7 +107,7 @@ def _read(recommender: Recommender, events: Any, catalogue: pl.DataFrame) -> Dat
     frame = from_frame(events, "the new events").frame
     if not len(frame):
         raise DataError("the new events have no rows; nothing is to be learned from them")
-    return Dataset.from_frames(frame, catalogue.select("item_id"), config=config)
+    return Dataset.from_frames(frame, catalogue, config=config)
 
 
 def _joined(users: Users, log: Dataset) -> tuple[Users, npt.NDArray[np.int64]]:

@@ -54,7 +54,7 @@ class Toy(Trainable):
 def train_toy(run: Path, toy: Toy, *, resume: bool = False, **settings: Any) -> dict[str, float]:
     config = replace(SETTINGS, **settings)
     work = Workspace(run, HERE, resume)
-    return fit(toy, SPLIT, config, work, history_limit=4, seed=0)
+    return fit(toy, SPLIT, config, work, history_limit=4, seed=0).metrics
 
 
 # Models in processes that can be killed. They are forked from one that has imported everything.

@@ -98,7 +98,7 @@ class Dataset:
         }
         if self.timestamps is not None and len(self.timestamps):
             facts["from"], facts["to"] = (
-                str(when.astype("datetime64[s]"))
+                str(when.astype("datetime64[s]")).replace("T", " ")
                 for when in (np.nanmin(self.timestamps), np.nanmax(self.timestamps))
             )
         if self.embeddings is not None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -177,10 +178,9 @@ class _NotebookBar:
     """One line of HTML below a cell, replaced in place; it needs no widgets."""
 
     def __init__(self, label: str) -> None:
-        from IPython.display import HTML, display
-
-        self._html, self._label, self._drawn = HTML, label, 0.0
-        self._handle = display(HTML(""), display_id=True)
+        show = import_module("IPython.display")
+        self._html, self._label, self._drawn = show.HTML, label, 0.0
+        self._handle = show.display(show.HTML(""), display_id=True)
 
     def __call__(self, state: State, words: dict[str, str]) -> None:
         now = time.monotonic()
