@@ -133,7 +133,7 @@ def test_learns_from_training_sequences(tmp_path: Path) -> None:
     table = Neighbours.learn(Training(data, split, config, workspace(tmp_path)))
     expected = Neighbours.count(split.train, len(data.items), config.model.most)
     assert np.array_equal(table.items, expected.items)
-    with pytest.raises(RequestError, match="most is 0; keep 1 neighbour of an item or more"):
+    with pytest.raises(RequestError, match="most is 0; give a whole number from 1"):
         NeighboursConfig(most=0)
 
 

@@ -10,15 +10,20 @@ import typer
 
 from maskgr.cli.console import interruptible, show_notes
 from maskgr.cli.options import (
+    ColumnsOption,
     DataArgument,
     DeviceOption,
+    EventsOption,
     KCoreOption,
     MinutesOption,
     ModelOption,
     RepeatsOption,
     SettingsOption,
+    TargetsOption,
+    TextOption,
     UnknownItemsOption,
     UnusedItemsOption,
+    data_config,
 )
 from maskgr.data.config import DataConfig
 from maskgr.errors import RequestError
@@ -52,6 +57,10 @@ def train(
     unknown_items: UnknownItemsOption = DataConfig.unknown_items,
     unused_items: UnusedItemsOption = DataConfig.unused_items,
     repeats: RepeatsOption = DataConfig.repeats,
+    columns: ColumnsOption = None,
+    events: EventsOption = None,
+    targets: TargetsOption = None,
+    text: TextOption = None,
 ) -> None:
     """Train a model on a dataset and save it as a run folder.
 
@@ -68,8 +77,10 @@ def train(
     count = _processes(processes, config)
     if not resume:
         require_fresh(out)  # before the data are read and other processes are started
-    data_config = DataConfig(k_core, unknown_items, unused_items, repeats)
-    dataset = open_dataset(data, data_config)
+    reading = data_config(
+        k_core, unknown_items, unused_items, repeats, columns, events, targets, text
+    )
+    dataset = open_dataset(data, reading)
     show_notes(dataset)
     command = [sys.executable, "-m", "maskgr", *sys.argv[1:]]
     with interruptible("go on with --resume"), companions(count, command):
@@ -78,7 +89,7 @@ def train(
             dataset,
             config,
             data=str(Path(data).absolute()) if Path(data).exists() else data,
-            data_config=data_config,
+            data_config=reading,
             sids=sids,
             resume=resume,
             progress=sys.stderr.isatty(),
