@@ -157,11 +157,11 @@ def test_steps_replace_the_minutes_of_a_preset_unless_minutes_are_given() -> Non
     [
         (
             lambda: replace(train_config("tiny"), history_limit=0),
-            "history_limit is 0; give a whole",
+            "history_limit is 0; give",
         ),
         (
             lambda: replace(train_config("tiny"), seed=-1),
-            "seed is -1; give a whole number from 0 to ",
+            "seed is -1; give a whole number",
         ),
         (lambda: MaskGRConfig(neighbours=-1), "neighbours is -1; give a whole number"),
         (lambda: MaskGRConfig(denoiser_share=1.0), "denoiser_share is 1.0; give a number from "),

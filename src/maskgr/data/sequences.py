@@ -51,8 +51,7 @@ class Sequences:
             isinstance(other, Sequences)
             and np.array_equal(self.values, other.values)
             and np.array_equal(self.offsets, other.offsets)
-            and (self.weights is None) == (other.weights is None)
-            and (self.weights is None or np.array_equal(self.weights, other.weights))
+            and _same(self.weights, other.weights)
         )
 
     @property
@@ -122,3 +121,9 @@ class Sequences:
         repeated = np.ones(len(self.values), dtype=bool)
         repeated[first] = False
         return repeated
+
+
+def _same(ours: npt.NDArray[Any] | None, theirs: npt.NDArray[Any] | None) -> bool:
+    if ours is None or theirs is None:
+        return ours is theirs
+    return np.array_equal(ours, theirs)
