@@ -65,7 +65,8 @@ def _type_weights(table: Table, config: DataConfig, problems: Problems) -> pl.Se
     if types.dtype.is_nested():
         raise DataError(f"{table.name}: event_type holds {types.dtype}; give one text per row")
     types = types.cast(pl.String)
-    sizes = dict(types.value_counts(sort=True).iter_rows())
+    counted = types.value_counts().sort("count", "event_type", descending=[True, False])
+    sizes = dict(counted.iter_rows())
     if not asked:
         if len(sizes) > 1:
             problems.warn(

@@ -142,19 +142,15 @@ def _year_first(texts: pl.Series, name: str, report: Report) -> pl.Series:
 
 def _calendar_dates(numbers: pl.Series) -> pl.Series | None:
     """Datetimes where every number is a date such as 20241231 or 20241231100000, else None."""
-    known = numbers.drop_nulls()
-    if known.is_empty():
+    known = numbers.drop_nulls().cast(pl.Float64)
+    if known.is_empty() or not (known == known.floor()).all():
         return None
     for least, form in CALENDAR:
-        if known.is_between(19 * least // 10, 22 * least // 10 * 10).all() and _whole(known):
+        if known.is_between(1.9 * least, 2.2 * least).all():
             texts = numbers.cast(pl.Int64).cast(pl.String)
             found = texts.str.to_datetime(form, time_unit="ms", strict=False)
             return found if found.null_count() == numbers.null_count() else None
     return None
-
-
-def _whole(numbers: pl.Series) -> bool:
-    return numbers.dtype.is_integer() or bool((numbers == numbers.floor()).all())
 
 
 def _in_one_unit(order: pl.Series, name: str, report: Report) -> tuple[pl.Series, float]:
