@@ -56,7 +56,7 @@ def main() -> NoReturn:
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
             code = typer.main.get_command(app)(arguments, prog_name="maskgr", standalone_mode=False)
         if code == 130:  # newer releases of typer return this after Ctrl-C
             raise KeyboardInterrupt

@@ -179,11 +179,12 @@ class Tiger(Generative):
     def _targets(self, batch: Batch) -> TargetItems:
         sequences, weights = batch.sequences, batch.target_weights(self.device)
         numbers = torch.from_numpy(sequences.values).to(self.device).long()
-        targets = TargetItems(numbers, torch.from_numpy(sequences.places).to(self.device), weights)
-        if self.network.attention == "causal":
-            return targets
-        last = torch.from_numpy(sequences.offsets[1:] - 1).to(self.device)
-        return TargetItems(*(None if part is None else part[last] for part in targets))
+        seen = torch.from_numpy(sequences.places).to(self.device)
+        if self.network.attention == "full":
+            last = torch.from_numpy(sequences.offsets[1:] - 1).to(self.device)
+            numbers, seen = numbers[last], seen[last]
+            weights = None if weights is None else weights[last]
+        return TargetItems(numbers, seen, weights)
 
     def loss(self, encoded: Encoded, targets: TargetItems) -> Tensor:
         """() cross-entropy summed over the digits of the targets."""

@@ -69,16 +69,16 @@ def item_texts(
         segments = _parse(template, items)
     if not segments or items.is_empty():
         return [""] * items.height
-    columns = {str(i): pl.lit(s.joint) + _segment(s, items.schema) for i, s in enumerate(segments)}
+    parts = {str(i): pl.lit(s.joint) + _segment(s, items.schema) for i, s in enumerate(segments)}
     present = [str(i) for i, s in enumerate(segments) if s.has_field]
     text = (
-        pl.concat_str(pl.col(list(columns)), ignore_nulls=True)
+        pl.concat_str(pl.col(list(parts)), ignore_nulls=True)
         .str.replace("^(?:; | )", "")  # the joint of the first remaining segment
         # Single spaces, by far the most common white space, are not matched: this makes it fast.
         .str.replace_all(r"\s{2,}|[^\S ]", " ")
     )
     kept = pl.when(pl.any_horizontal(pl.col(present).is_not_null())).then(text)
-    return items.select(**columns).select(text=kept.otherwise(pl.lit("")))["text"].to_list()
+    return items.select(**parts).select(text=kept.otherwise(pl.lit("")))["text"].to_list()
 
 
 def _default(items: pl.DataFrame, columns: Sequence[str]) -> list[_Segment]:
