@@ -174,17 +174,19 @@ class Tiger(Generative):
         """() the summed loss of the batch's targets."""
         if not len(batch.sequences):  # more processes than sequences
             return 0 * sum((p.sum() for p in self.parameters()), self.tokens.bias.sum())
-        return self.loss(self.encode(batch.sequences.without_last()), self._targets(batch))
+        return self.loss(
+            self.encode(batch.sequences.without_last()), self._targets(batch.sequences)
+        )
 
-    def _targets(self, batch: Batch) -> TargetItems:
-        sequences, weights = batch.sequences, batch.target_weights(self.device)
-        numbers = torch.from_numpy(sequences.values).to(self.device).long()
-        seen = torch.from_numpy(sequences.places).to(self.device)
-        if self.network.attention == "full":
-            last = torch.from_numpy(sequences.offsets[1:] - 1).to(self.device)
-            numbers, seen = numbers[last], seen[last]
-            weights = None if weights is None else weights[last]
-        return TargetItems(numbers, seen, weights)
+    def _targets(self, sequences: Sequences) -> TargetItems:
+        chosen = slice(None) if self.network.attention == "causal" else sequences.offsets[1:] - 1
+        values, places = sequences.values[chosen], sequences.places[chosen]
+        weights = None if sequences.weights is None else torch.from_numpy(sequences.weights[chosen])
+        return TargetItems(
+            torch.from_numpy(values).to(self.device).long(),
+            torch.from_numpy(places).to(self.device),
+            None if weights is None else weights.to(self.device),
+        )
 
     def loss(self, encoded: Encoded, targets: TargetItems) -> Tensor:
         """() cross-entropy summed over the digits of the targets."""
