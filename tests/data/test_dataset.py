@@ -162,7 +162,7 @@ def test_events_are_sorted_for_any_range_of_positions(scale: float) -> None:
         assert items == mine[np.argsort(times[mine], kind="stable")].tolist()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=1), st.integers(1, 4))
 def test_k_core_equals_removal_one_by_one(pairs: list[tuple[int, int]], k: int) -> None:
     left = list(pairs)

@@ -70,6 +70,7 @@ def test_weights_go_with_their_values() -> None:
     weights = np.array([1, 0, 0.5, 2, 0, 3], dtype=np.float32)
     sequences = replace(Sequences.of([[7, 8, 9], [4], [5, 6]]), weights=weights)
     assert sequences.is_target.tolist() == [True, False, True, True, False, True]
+    assert sequences.target_counts.tolist() == [2, 1, 1]
     assert sequences.total_weight == 6.5
     assert sequences.counts(10).tolist() == [0, 0, 0, 0, 2, 0, 3, 1, 0, 0.5]
     for found, expected in (

@@ -76,6 +76,13 @@ class Sequences:
         return self.weights > 0
 
     @property
+    def target_counts(self) -> npt.NDArray[np.int64]:
+        """(sequences,) how many values of each are to be predicted."""
+        if self.weights is None:
+            return self.lengths
+        return np.diff(np.concatenate([[0], np.cumsum(self.is_target)])[self.offsets])
+
+    @property
     def total_weight(self) -> float:
         """The sum of the weights; without weights, the number of values."""
         if self.weights is None:

@@ -94,12 +94,14 @@ def _held_out(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The sequences whose last `count` targets come after `least` values or more, and (sequences,
     count) the places of these targets."""
-    is_target = histories.is_target
-    places, targets = histories.places[is_target], histories.keep(is_target)
-    enough = np.flatnonzero(targets.lengths >= count)
-    held = places[targets.offsets[1:][enough][:, None] + np.arange(-count, 0)]
+    if histories.weights is None:
+        rows = np.flatnonzero(histories.lengths >= count + least)
+        return rows, histories.lengths[rows][:, None] + np.arange(-count, 0)
+    places, counts = histories.places[histories.is_target], histories.target_counts
+    rows = np.flatnonzero(counts >= count)
+    held = places[np.cumsum(counts)[rows][:, None] + np.arange(-count, 0)]
     late = held[:, 0] >= least
-    return enough[late], held[late]
+    return rows[late], held[late]
 
 
 def _holdout(

@@ -142,19 +142,29 @@ def _year_first(texts: pl.Series, name: str, report: Report) -> pl.Series:
 
 def _calendar_dates(numbers: pl.Series) -> pl.Series | None:
     """Datetimes where every number is a date such as 20241231 or 20241231100000, else None."""
-    known = numbers.drop_nulls().cast(pl.Float64)
-    if known.is_empty() or not (known == known.floor()).all():
-        return None
+    low, high = _range(numbers)
     for least, form in CALENDAR:
-        if known.is_between(1.9 * least, 2.2 * least).all():
+        if 1.9 * least <= low <= high <= 2.2 * least:
+            if numbers.dtype.is_float() and (numbers != numbers.floor()).any():
+                return None
             texts = numbers.cast(pl.Int64).cast(pl.String)
             found = texts.str.to_datetime(form, time_unit="ms", strict=False)
             return found if found.null_count() == numbers.null_count() else None
     return None
 
 
+def _range(numbers: pl.Series) -> tuple[float, float]:
+    """The lowest and the highest number; zeros where there is none."""
+    low, high = numbers.min(), numbers.max()
+    return (0.0, 0.0) if low is None else (float(low), float(high))  # type: ignore[arg-type]
+
+
 def _in_one_unit(order: pl.Series, name: str, report: Report) -> tuple[pl.Series, float]:
     """The numbers of the unit that most have, and its factor to milliseconds."""
+    least, most = _range(order)
+    for _, low, high, factor in EPOCH_UNITS:  # the usual case, without further columns
+        if low <= least <= most < high:
+            return order, factor
     sizes = order.cast(pl.Float64).abs()
     members = [
         ((sizes >= low) & (sizes < high)).fill_null(False) for _, low, high, _ in EPOCH_UNITS

@@ -55,7 +55,7 @@ class Batches:
         windows = self.windows(epoch)
         rng = np.random.default_rng((self.seed, epoch, 1))
         # Windows of context alone have nothing to predict.
-        order = rng.permutation(np.flatnonzero(windows.keep(windows.is_target).lengths > 0))
+        order = rng.permutation(np.flatnonzero(windows.target_counts > 0))
         batches, start, room = [], 0, self.items
         for place, length in enumerate(windows.lengths[order].tolist()):
             if length > room:
