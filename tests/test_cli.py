@@ -86,7 +86,7 @@ TRAIN = ["train", "synthetic", "--out", "x"]
         (["data", "fetch", "beauty", "--set", "users=5"], "beauty has no settings; only synthetic"),
         (["data", "fetch", "synthetic", "--set", "size=5"], "--set size=5: there is no setting si"),
         (["data", "fetch", "synthetic", "--set", "users=x"], "--set users=x: 'x' is not a valid i"),
-        (["data", "fetch", "synthetic", "--set", "users=0"], "the generated shop's users"),
+        (["data", "fetch", "synthetic", "--set", "users=0"], "users is 0; give a whole number"),
     ],
 )
 def test_user_errors_are_one_sentence_and_exit_2(

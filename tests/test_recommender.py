@@ -115,7 +115,7 @@ def test_raises_when_model_preset_or_history_limit_is_impossible() -> None:
         Recommender.train(dataset(), model="popularity", preset="paper")
     with pytest.raises(RequestError, match="there is no preset 'huge'; the presets are cpu"):
         Recommender.train(dataset(), preset="huge")
-    with pytest.raises(RequestError, match="history_limit is 0; use 1 or more"):
+    with pytest.raises(RequestError, match="history_limit is 0; give a whole"):
         train_config("cpu", ["history_limit=0"])
 
 

@@ -137,6 +137,11 @@ def require_same(
         raise ArtefactError(f"{file} is damaged ({error}); train again elsewhere") from error
     if before.get("fingerprint") != about["fingerprint"]:
         raise RequestError(f"{out} was trained on other data; use the same, or another --out")
+    if before.get("content", about["content"]) != about["content"]:
+        raise RequestError(
+            f"{out} was started with other columns or embeddings of the items; use the same, or "
+            "another --out"
+        )
     if before.get("sids") != about["sids"]:
         raise RequestError(
             f"{out} was started with other --sids; use those it was started with, or another --out"
@@ -154,6 +159,7 @@ def _about(dataset: Dataset, config: TrainConfig, sids: SemanticIds | None) -> d
     return {
         "config": _plain(config.to_dict()),
         "fingerprint": dataset.fingerprint,
+        "content": dataset.content,
         "sids": None if sids is None else hashlib.sha256(sids.digits.tobytes()).hexdigest(),
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from maskgr.errors import RequestError
@@ -67,6 +68,8 @@ def _parsed(config: Any, path: tuple[str, ...], text: str, pair: str) -> Any:
         return text == "true"
     if current is None:
         return text
+    if isinstance(current, tuple):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
         return type(current)(text)
     except ValueError:
@@ -89,6 +92,17 @@ def require_choice(key: str, value: object, choices: Any) -> None:
         raise RequestError(f"{key} is {value!r}; choose one of {', '.join(get_args(choices))}")
 
 
-def require_at_least(key: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        raise RequestError(f"{key} is {value!r}; give a whole number from {least} up")
+def require_numbers(config: Any, prefix: str = "", **bounds: tuple[float, float]) -> None:
+    """Raises where a setting is no number of its type, or outside its bounds, which it may reach.
+
+    Bounds are wide: they keep out what can only be a slip, or would end in an error elsewhere.
+    """
+    kinds = {f.name: f.type for f in fields(config)}
+    for name, (low, high) in bounds.items():
+        value, whole = getattr(config, name), kinds[name] in ("int", int)
+        fits = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+        if not fits or not low <= value <= high:  # false for NaN, too
+            kind = "whole number" if whole else "number"
+            raise RequestError(
+                f"{prefix}{name} is {value!r}; give a {kind} from {low:,} to {high:,}"
+            )

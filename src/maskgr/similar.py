@@ -29,7 +29,7 @@ def cosines(model: HasItemVectors, item: int, n_items: int) -> Floats:
 
 
 def _unit(vectors: Floats) -> Floats:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True).astype(np.float32)
     unit: Floats = vectors / np.where(lengths > 0, lengths, 1)
     return unit
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from maskgr import Dataset
 from maskgr.data.config import DataConfig
-from maskgr.errors import DataError
+from maskgr.errors import DataError, RequestError
 from tests.conftest import Outcome
 
 GOOD = "user_id,item_id,timestamp\nu,x,1\nu,y,2\nu,z,3\nv,x,4\n"
@@ -288,6 +289,244 @@ def test_inspect_reports_a_changed_file_of_a_saved_folder(
     outcome = maskgr("data", "inspect", tmp_path / "saved")
     assert outcome.code == 1
     assert "items.parquet" in outcome.out
+
+
+LOG = "user_id,item_id,timestamp"
+TYPED = "user_id,item_id,timestamp,event_type\nu,x,1,view\nu,y,2,cart\nu,z,3,buy\nu,x,4,buy\n"
+WEIGHTED = "user_id,item_id,timestamp,weight\nu,x,1,{}\nu,y,2,1\nu,z,3,2\n"
+
+
+def at(*times: str) -> str:
+    """A log of one user whose events have these timestamps."""
+    return "\n".join([LOG, *(f"u,{'xyz'[n % 3]},{time}" for n, time in enumerate(times)), ""])
+
+
+# The log, the items (None: no file), the options of the command, and what the error says.
+TABLE: list[tuple[str, str | None, tuple[str, ...], str]] = [
+    # Timestamps
+    (
+        at("never", "ever"),
+        ITEMS,
+        (),
+        "2 rows whose timestamp cannot be read (first: row 1, 'never')",
+    ),
+    (at("", ""), ITEMS, (), "2 rows whose timestamp cannot be read (first: row 1, None)"),
+    (
+        at("2024-13-01", "2024-01-01"),
+        ITEMS,
+        (),
+        "1 row whose timestamp cannot be read (first: row 1",
+    ),
+    (
+        at("2024-01-01", "1700000000"),
+        ITEMS,
+        (),
+        "1 row whose timestamp cannot be read (first: row 1",
+    ),
+    (
+        at("30.02.2024", "31.12.2024"),
+        ITEMS,
+        (),
+        "1 row whose timestamp cannot be read (first: row 1",
+    ),
+    (at("01/02/2024", "03/04/2024"), ITEMS, (), "day and month cannot be told apart (first: row 1"),
+    (at("31/12/2024", "12/31/2024"), ITEMS, (), "dates of both day and month first (row 1, '31/12"),
+    (
+        at("1700000000", "1700000000000"),
+        ITEMS,
+        (),
+        "mixes timestamps in seconds (row 1, 1700000000)",
+    ),
+    (at("1700000000000000", "1700000000000"), ITEMS, (), "mixes timestamps in milliseconds (row 2"),
+    (
+        at("9999-12-31", "2024-01-01"),
+        ITEMS,
+        (),
+        "not between the years 1900 and 2199 (first: row 1",
+    ),
+    (
+        at("0001-01-01", "2024-01-01"),
+        ITEMS,
+        (),
+        "not between the years 1900 and 2199 (first: row 1",
+    ),
+    (at("99999999999", "1"), ITEMS, (), "not between the years 1900 and 2199 (first: row 1"),
+    (at("1e300", "1"), ITEMS, (), "not between the years 1900 and 2199 (first: row 1, 1e+300)"),
+    (at("-1e13", "1"), ITEMS, (), "not between the years 1900 and 2199 (first: row 1"),
+    (at("nan", "1"), ITEMS, (), "timestamp cannot be read (first: row 1, "),
+    (at("true", "false"), ITEMS, (), "timestamp cannot be read (first: row 1, True)"),
+    # Columns
+    ("user_id,item_id,timestamp,timestamp\nu,x,1,2\n", ITEMS, (), "the column 'timestamp' twice"),
+    ("user_id,user_id,item_id,timestamp\nu,v,x,1\n", ITEMS, (), "the column 'user_id' twice; re"),
+    (GOOD, "item_id,title,title\nx,a,b\n", (), "items.csv has the column 'title' twice; rename"),
+    (GOOD, ITEMS, ("--columns", "user_id=customer"), "no table has the column 'customer' that --c"),
+    (
+        GOOD,
+        ITEMS,
+        ("--columns", "item_id=sku"),
+        "items.csv has item_id, title); check its spelling",
+    ),
+    (GOOD, ITEMS, ("--columns", "customer=user_id"), "maps 'customer', which is no column of ours"),
+    (
+        GOOD,
+        ITEMS,
+        ("--columns", "title=name"),
+        "maps 'title', which is no column of ours; map user",
+    ),
+    (GOOD, ITEMS, ("--columns", "user_id"), "--columns user_id: 'user_id' is no pair; write for"),
+    (GOOD, ITEMS, ("--columns", "user_id="), "--columns user_id=: 'user_id=' is no pair"),
+    (GOOD, ITEMS, ("--columns", "user_id=a,item_id=a"), "columns maps one column twice; map each"),
+    (GOOD, ITEMS, ("--columns", "user_id=a,user_id=b"), "user_id is there twice; give it once"),
+    (GOOD, ITEMS, ("--columns", ""), "columns is {}; give your names by ours"),
+    # Event types and weights
+    (GOOD, ITEMS, ("--events", "buy=1"), "has no column event_type, which --events and --targets"),
+    (GOOD, ITEMS, ("--targets", "buy"), "has no column event_type, which --events and --targets"),
+    (TYPED, ITEMS, ("--events", "bye=1"), "type 'bye'; its types are buy (2), cart (1), view (1)"),
+    (TYPED, ITEMS, ("--targets", "sale"), "has no event of the type 'sale'; its types are buy (2)"),
+    (
+        TYPED,
+        ITEMS,
+        ("--events", "buy=-1"),
+        "the event type 'buy' has the weight -1.0; give a number",
+    ),
+    (
+        TYPED,
+        ITEMS,
+        ("--events", "buy=nan"),
+        "the event type 'buy' has the weight nan; give a number",
+    ),
+    (
+        TYPED,
+        ITEMS,
+        ("--events", "buy=1e9"),
+        "the event type 'buy' has the weight 1000000000.0; give",
+    ),
+    (TYPED, ITEMS, ("--events", "buy=much"), "--events buy=much: 'much' is not a number"),
+    (TYPED, ITEMS, ("--events", "buy=1,buy=2"), "buy is there twice; give it once"),
+    (TYPED, ITEMS, ("--events", "buy=0,view=0"), "every target has the weight 0; give one of them"),
+    (TYPED, ITEMS, ("--events", ""), "events is {}; give weights by event type"),
+    (
+        TYPED,
+        ITEMS,
+        ("--events", "buy=1", "--targets", "cart"),
+        "the target 'cart' is not among the",
+    ),
+    (TYPED, ITEMS, ("--targets", ""), "targets is (); give a list of names, each once"),
+    (
+        TYPED,
+        ITEMS,
+        ("--targets", "buy,buy"),
+        "targets is ('buy', 'buy'); give a list of names, each",
+    ),
+    (
+        WEIGHTED.format("-1"),
+        ITEMS,
+        (),
+        "1 row whose weight is no number from 0 to 1,000,000 (first",
+    ),
+    (WEIGHTED.format("inf"), ITEMS, (), "1 row whose weight is no number from 0 to 1,000,000 (fir"),
+    (
+        WEIGHTED.format(""),
+        ITEMS,
+        (),
+        "1 row whose weight is no number from 0 to 1,000,000 (first: ",
+    ),
+    (WEIGHTED.format("heavy"), ITEMS, (), "1 row whose weight is no number from 0 to 1,000,000"),
+    (
+        WEIGHTED.replace(",1\n", ",0\n").replace(",2\n", ",0\n").format("0"),
+        ITEMS,
+        (),
+        "no event of",
+    ),
+    # Items
+    (GOOD, ITEMS, ("--text", "brand"), "--text names 'brand', which is no column of"),
+    (GOOD, ITEMS, ("--text", "item_id"), "--text names 'item_id', which is no column of"),
+    (GOOD, ITEMS, ("--text", ""), "text is (); give a list of names, each once"),
+    (GOOD, ITEMS, ("--text", "title,title"), "text is ('title', 'title'); give a list of names"),
+    (GOOD, None, ("--text", "title"), "--text names 'title', but there is no items file; add one"),
+    # Filters
+    (GOOD, ITEMS, ("--k-core", "3"), "is left in its 3-core; choose a smaller --k-core"),
+    (GOOD, ITEMS, ("--k-core", "1000001"), "k_core is 1000001; give a whole number from 0 to"),
+    (
+        GOOD.replace("timestamp", "position"),
+        ITEMS,
+        ("--repeats", "dedupe"),
+        "has no timestamps, so",
+    ),
+]
+
+
+@pytest.mark.parametrize(("log", "items", "options", "expected"), TABLE)
+def test_bad_data_are_one_sentence_and_nothing_is_written(
+    shop: Path,
+    maskgr: Callable[..., Outcome],
+    log: str,
+    items: str | None,
+    options: tuple[str, ...],
+    expected: str,
+) -> None:
+    (shop / "interactions.csv").write_text(log)
+    (shop / "items.csv").unlink()
+    if items is not None:
+        (shop / "items.csv").write_text(items)
+    before = sorted(shop.iterdir())
+    words = ("--model", "popularity", "--out", shop / "run", *options)
+    outcome = maskgr("train", shop, *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("\n") == 1
+    assert expected in outcome.err
+    assert sorted(shop.iterdir()) == before
+    looked = maskgr("data", "inspect", shop, *options)  # never an internal error
+    assert looked.code in (1, 2)
+    assert expected in looked.out + looked.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"k_core": -3}, "k_core is -3; give a whole number from 0 to 1,000,000"),
+        ({"k_core": 2.5}, "k_core is 2.5; give a whole number"),
+        ({"k_core": None}, "k_core is None; give a whole number"),
+        ({"k_core": True}, "k_core is True; give a whole number"),
+        ({"repeats": "eat"}, "repeats is 'eat'; choose one of keep, drop, dedupe"),
+        ({"unknown_items": 3}, "unknown_items is 3; choose one of error, drop, keep"),
+        ({"unused_items": "sell"}, "unused_items is 'sell'; choose one of keep, drop, error"),
+        ({"columns": "user_id=customer"}, "columns is 'user_id=customer'; give your names by ours"),
+        ({"columns": {"user_id": 3}}, "columns maps user_id to 3; give the name of a column"),
+        ({"events": ["buy"]}, "events is ['buy']; give weights by event type"),
+        ({"events": {"buy": "1"}}, "the event type 'buy' has the weight '1'; give a number"),
+        ({"events": {"buy": True}}, "the event type 'buy' has the weight True; give a number"),
+        ({"targets": "buy"}, "targets is 'buy'; give a list of names, each once"),
+        ({"targets": [1]}, "targets is [1]; give a list of names, each once"),
+        ({"text": "title"}, "text is 'title'; give a list of names, each once"),
+        ({"text": [""]}, "text is ['']; give a list of names, each once"),
+    ],
+)
+def test_raises_when_a_data_setting_is_wrong(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(expected)):
+        DataConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        (pd.DataFrame([["u", "x", 1, 2]], columns=["user_id", "item_id", "position", "position"]),
+         "the given interactions has the column 'position' twice"),
+        ({"user_id": ["u"]}, "the given interactions is a dict; give a polars or pandas data"),
+        (pl.DataFrame({"user_id": ["u"], "item_id": ["x"], "position": ["first"]}),
+         "1 row whose position cannot be read (first: row 1, 'first'); number each user's"),
+        (pl.DataFrame({"user_id": ["u"], "item_id": ["x"], "position": [0], "weight": [[1]]}),
+         "the given interactions: weight holds List(Int64); give numbers from 0 up"),
+        (pl.DataFrame({"user_id": ["u"], "item_id": ["x"], "position": [0], "weight": [True]}),
+         "the given interactions: weight holds Boolean; give numbers from 0 up"),
+        (pl.DataFrame({"user_id": ["u"], "item_id": ["x"], "position": [0], "event_type": [["a"]]}),
+         "the given interactions: event_type holds List(String); give one text per row"),
+    ],
+)  # fmt: skip
+def test_raises_when_a_frame_is_wrong(frame: Any, expected: str) -> None:
+    with pytest.raises(DataError, match=re.escape(expected)):
+        Dataset.from_frames(frame)
 
 
 def test_timestamps_out_of_range_become_nat(shop: Path) -> None:

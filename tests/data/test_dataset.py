@@ -114,15 +114,26 @@ INSTANTS = [datetime(2024, 5, 1, 12, 30, tzinfo=UTC), datetime(2023, 5, 1, tzinf
         [int(t.timestamp()) * 1_000 for t in INSTANTS],
         [int(t.timestamp()) * 1_000_000 for t in INSTANTS],
         [int(t.timestamp()) * 1_000_000_000 for t in INSTANTS],
+        ["1.5.2024 12:30", "01.05.2023"],  # with dots the day comes first
+        ["05/01/2024 12:30", "5/1/2023", "12/31/2024"],
+        ["01/05/2024 12:30:01", "1/5/2023", "31/12/2024"],
+        ["01-05-2024 1:30 PM", "1-5-2023 01:30:00 AM", "31-12-2024"],
+        ["2024/05/01 12:30", "2023/5/1"],
+        ["2024-05-01 12:30:00 UTC", "2023-05-01T12:30:00+0530"],
+        [20240501, 20230501],
+        ["20240501", "20230501"],
+        [20240501123000, 20230501000000],
+        pl.Series(["2024-05-01", "2023-05-01"], dtype=pl.Categorical),
     ],
 )
 def test_timestamps_of_common_forms_are_parsed(times: list[Any]) -> None:
-    log = pl.DataFrame({"user_id": ["u", "u"], "item_id": ["late", "early"], "timestamp": times})
+    ids = ["late", "early", "last"][: len(times)]
+    log = pl.DataFrame({"user_id": "u", "item_id": ids, "timestamp": times})
     dataset = Dataset.from_frames(log)
-    assert histories_by_id(dataset) == {"u": ["early", "late"]}
+    assert histories_by_id(dataset)["u"][:2] == ["early", "late"]
     assert dataset.timestamps is not None
     days = dataset.timestamps.astype("datetime64[D]").astype(str).tolist()
-    assert days == ["2023-05-01", "2024-05-01"]
+    assert days[:2] == ["2023-05-01", "2024-05-01"]
 
 
 def test_position_precedes_timestamp_and_ties_keep_file_order() -> None:
@@ -151,7 +162,7 @@ def test_events_are_sorted_for_any_range_of_positions(scale: float) -> None:
         assert items == mine[np.argsort(times[mine], kind="stable")].tolist()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=1), st.integers(1, 4))
 def test_k_core_equals_removal_one_by_one(pairs: list[tuple[int, int]], k: int) -> None:
     left = list(pairs)

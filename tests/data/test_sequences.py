@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -62,3 +64,26 @@ def test_raises_when_index_is_out_of_range() -> None:
 def test_equality_compares_content() -> None:
     assert Sequences.of([[1, 2]]) == Sequences.of([[1, 2]])
     assert Sequences.of([[1, 2]]) != Sequences.of([[1], [2]])
+
+
+def test_weights_go_with_their_values() -> None:
+    weights = np.array([1, 0, 0.5, 2, 0, 3], dtype=np.float32)
+    sequences = replace(Sequences.of([[7, 8, 9], [4], [5, 6]]), weights=weights)
+    assert sequences.is_target.tolist() == [True, False, True, True, False, True]
+    assert sequences.target_counts.tolist() == [2, 1, 1]
+    assert sequences.total_weight == 6.5
+    assert sequences.counts(10).tolist() == [0, 0, 0, 0, 2, 0, 3, 1, 0, 0.5]
+    for found, expected in (
+        (sequences.select(np.array([2, 0])), [0, 3, 1, 0, 0.5]),
+        (sequences.last(1), [0.5, 2, 3]),
+        (sequences.without_last(), [1, 0, 0]),
+        (sequences.keep(sequences.values > 6), [1, 0, 0.5]),
+    ):
+        assert found.weights is not None
+        assert found.weights.tolist() == expected
+    assert sequences == replace(sequences, weights=weights.copy())
+    assert sequences != replace(sequences, weights=None)
+    assert sequences != replace(sequences, weights=weights + 1)
+    plain = replace(sequences, weights=None)
+    assert (plain.is_target.all(), plain.total_weight) == (True, 6.0)
+    assert plain.counts(10).tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import leave_out, sparsify
+from maskgr.data.splits import has_holdout, last_targets, leave_out, sparsify
 from maskgr.errors import DataError, RequestError
 
 
@@ -82,3 +84,44 @@ def test_sample_keeps_users_histories_and_targets_together() -> None:
         assert some.targets[row].tolist() == test.targets[user].tolist()
         assert some.histories[row].tolist() == test.histories[user].tolist()
     assert len(test.sample(99).users) == 30
+
+
+def weighted(rows: list[list[tuple[int, float]]]) -> Sequences:
+    flat = np.array([weight for row in rows for _, weight in row], dtype=np.float32)
+    return replace(Sequences.of([[item for item, _ in row] for row in rows]), weights=flat)
+
+
+def test_only_targets_are_held_out_and_the_rest_is_context() -> None:
+    histories = weighted(
+        [
+            [(1, 0), (2, 1), (3, 0), (4, 1), (5, 0), (6, 2), (7, 0)],  # targets 2, 4, 6
+            [(1, 1), (2, 1), (3, 0)],  # nothing comes before the first of its two targets
+            [(8, 0), (9, 1), (1, 1)],
+            [(1, 0), (2, 0), (3, 1)],  # one target: for training alone
+        ]
+    )
+    split = leave_out(histories)
+    assert split.test.users.tolist() == split.validation.users.tolist() == [0, 2]
+    assert split.test.targets.tolist() == [[6], [1]]
+    assert lists(split.test.histories) == [[1, 2, 3, 4, 5], [8, 9]]
+    assert split.validation.targets.tolist() == [[4], [9]]
+    assert lists(split.validation.histories) == [[1, 2, 3], [8]]
+    assert lists(split.train) == [[1, 2, 3], [1, 2, 3], [8], [1, 2, 3]]
+    assert split.train.weights is not None
+    assert split.train.weights.tolist() == [0, 1, 0, 1, 1, 0, 0, 0, 0, 1]
+    assert has_holdout(histories).tolist() == [True, False, True, False]
+    known = last_targets(histories)
+    assert known.targets.tolist() == [[6], [2], [1], [3]]
+    assert lists(known.histories) == [[1, 2, 3, 4, 5], [1], [8, 9], [1, 2]]
+
+
+def test_weights_of_one_split_as_no_weights() -> None:
+    rows = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
+    ones = weighted([[(item, 1.0) for item in row] for row in rows])
+    for k in (1, 2):
+        own, plain = leave_out(ones, k), leave_out(Sequences.of(rows), k)
+        assert lists(own.train) == lists(plain.train)
+        assert own.test.targets.tolist() == plain.test.targets.tolist()
+        assert lists(own.test.histories) == lists(plain.test.histories)
+    with pytest.raises(DataError, match="no user has the 3 events that are targets"):
+        leave_out(weighted([[(1, 0), (2, 0), (3, 1)]]))

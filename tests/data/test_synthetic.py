@@ -16,7 +16,7 @@ from maskgr.data import synthetic
 from maskgr.data.config import SyntheticConfig
 from maskgr.data.sequences import Sequences
 from maskgr.data.synthetic import Shop, generate
-from maskgr.errors import DataError
+from maskgr.errors import DataError, RequestError
 
 DEFAULT = SyntheticConfig()
 TINY = SyntheticConfig(users=30, items=10, segments=3)
@@ -279,25 +279,25 @@ def test_full_history_predicts_better_than_last_item(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"users": 0}, "users must be a whole number of at least 1, not 0"),
-        ({"users": 2.5}, "users must be a whole number of at least 1, not 2.5"),
-        ({"items": True}, "items must be a whole number of at least 1, not True"),
-        ({"seed": -1}, "seed must be a whole number of at least 0, not -1"),
-        ({"segments": 0}, "segments must be a whole number of at least 1, not 0"),
-        ({"min_length": 0}, "min_length must be a whole number of at least 1, not 0"),
-        ({"max_length": 4}, r"max_length must be at least min_length \(5\), not 4"),
-        ({"mean_length": 41}, "mean_length must be a number from 5 to 40, not 41"),
-        ({"mean_length": float("nan")}, "mean_length must be a number from 5 to 40, not nan"),
-        ({"repeat": 1.1}, "repeat must be a number from 0 to 1, not 1.1"),
-        ({"recency": -0.1}, "recency must be a number from 0 to 1, not -0.1"),
-        ({"complement": float("nan")}, "complement must be a number from 0 to 1, not nan"),
-        ({"loyalty": "high"}, "loyalty must be a number from 0 to 1, not 'high'"),
-        ({"focus": float("inf")}, "focus must be a number from 0 to 8, not inf"),
-        ({"skew": -1}, "skew must be a number from 0 to 3, not -1"),
+        ({"users": 0}, "users is 0; give a whole number from 1 to "),
+        ({"users": 2.5}, "users is 2.5; give a whole number from 1 to "),
+        ({"items": True}, "items is True; give a whole number from 1 to "),
+        ({"seed": -1}, "seed is -1; give a whole number from 0 to "),
+        ({"segments": 0}, "segments is 0; give a whole number from 1 to "),
+        ({"min_length": 0}, "min_length is 0; give a whole number from 1 to "),
+        ({"max_length": 4}, "max_length is 4; give a whole number from 5 to "),
+        ({"mean_length": 41}, "mean_length is 41; give a number from 5 to 40"),
+        ({"mean_length": float("nan")}, "mean_length is nan; give a number from 5 to 40"),
+        ({"repeat": 1.1}, "repeat is 1.1; give a number from 0 to 1"),
+        ({"recency": -0.1}, "recency is -0.1; give a number from 0 to 1"),
+        ({"complement": float("nan")}, "complement is nan; give a number from 0 to 1"),
+        ({"loyalty": "high"}, "loyalty is 'high'; give a number from 0 to 1"),
+        ({"focus": float("inf")}, "focus is inf; give a number from 0 to 8"),
+        ({"skew": -1}, "skew is -1; give a number from 0 to 3"),
     ],
 )
 def test_raises_naming_the_bad_setting(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=f"^the generated shop's {message}$"):
+    with pytest.raises(RequestError, match=f"^{message}"):
         generate(replace(DEFAULT, **changes))
 
 

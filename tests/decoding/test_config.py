@@ -14,10 +14,10 @@ from maskgr.errors import RequestError
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"beams": 0}, "decoding.beams is 0; give a whole number from 1 up"),
+        ({"beams": 0}, "decoding.beams is 0; give a whole number from 1 to "),
         ({"beams": 2.5}, "decoding.beams is 2.5; give a whole number"),
-        ({"remask": -1}, "decoding.remask is -1; give a whole number from 0 up"),
-        ({"steps": -1}, "decoding.steps is -1; give a whole number from 0 up"),
+        ({"remask": -1}, "decoding.remask is -1; give a whole number from 0 to "),
+        ({"steps": -1}, "decoding.steps is -1; give a whole number from 0 to "),
         (
             {"order": "best"},
             "decoding.order is 'best'; choose one of random, greedy, left-to-right",

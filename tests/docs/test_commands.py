@@ -1,21 +1,17 @@
-"""Every command in README.md and docs/ is one that the program understands; the README's are run."""
+"""Every command in README.md and docs/ is one that the program understands."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 import typer
 from typer.core import TyperGroup
 
 from maskgr.cli import app
-from maskgr.data.config import SyntheticConfig
-from maskgr.data.synthetic import generate
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

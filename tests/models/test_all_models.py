@@ -217,3 +217,44 @@ def test_two_processes_train_like_one(name: str, tmp_path: Path) -> None:
     )
     by_item = [np.take_along_axis(own.scores, own.items.argsort(1), 1) for own in (one, two)]
     np.testing.assert_allclose(by_item[0], by_item[1], atol=2e-2)
+
+
+def _weighted(network: Trainable, weights: Any) -> float:
+    """The loss of a batch whose items have these weights, with what is drawn always alike."""
+    batch = network.prepare(_sequences(), torch.Generator().manual_seed(0))
+    sequences = replace(batch.sequences, weights=weights)
+    with torch.no_grad():
+        return float(network(replace(batch, sequences=sequences)))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_event_of_weight_two_counts_twice_and_one_of_weight_zero_not_at_all(
+    models: dict[str, Model], name: str
+) -> None:
+    network = _network(models[name])
+    size = len(network.prepare(_sequences(), torch.Generator().manual_seed(0)).sequences.values)
+    none, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
+    base = _weighted(network, none)  # cadirec has losses that are not about targets
+    assert name == "cadirec" or base == 0
+    alone = [_weighted(network, np.eye(size, dtype=np.float32)[n]) - base for n in range(size)]
+    assert sum(abs(own) > 1e-3 for own in alone) > size / 5
+    assert base + sum(alone) == pytest.approx(_weighted(network, None), rel=1e-4)
+    assert _weighted(network, ones) == pytest.approx(_weighted(network, None), rel=1e-5)
+    mixed = np.resize([0, 2, 0.5], size).astype(np.float32)
+    assert _weighted(network, mixed) == pytest.approx(base + float(mixed @ alone), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_step_is_divided_by_the_weights_of_its_targets(
+    models: dict[str, Model], name: str
+) -> None:
+    network, sequences = _network(models[name]), _sequences()
+
+    def weight(weights: Any) -> float:
+        own = replace(sequences, weights=weights)
+        return network.prepare(own, torch.Generator().manual_seed(0)).weight
+
+    ones = np.ones(len(sequences.values), np.float32)
+    assert weight(ones) == weight(None)
+    assert weight(2 * ones) == 2 * weight(None)
+    assert 0 < weight(np.resize([1, 0], len(ones)).astype(np.float32)) < weight(None)

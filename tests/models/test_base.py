@@ -156,10 +156,16 @@ def test_steps_replace_the_minutes_of_a_preset_unless_minutes_are_given() -> Non
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: replace(train_config("tiny"), history_limit=0), "history_limit is 0; use 1"),
-        (lambda: replace(train_config("tiny"), seed=-1), "seed is -1; use 0 or more, below 2\\^63"),
-        (lambda: MaskGRConfig(neighbours=-1), "neighbours is -1; use 0 or more"),
-        (lambda: MaskGRConfig(denoiser_share=1.0), "denoiser_share is 1.0; use a share above 0"),
+        (
+            lambda: replace(train_config("tiny"), history_limit=0),
+            "history_limit is 0; give",
+        ),
+        (
+            lambda: replace(train_config("tiny"), seed=-1),
+            "seed is -1; give a whole number",
+        ),
+        (lambda: MaskGRConfig(neighbours=-1), "neighbours is -1; give a whole number"),
+        (lambda: MaskGRConfig(denoiser_share=1.0), "denoiser_share is 1.0; give a number from "),
     ],
 )
 def test_raises_when_a_setting_is_impossible(wrong: Callable[[], object], message: str) -> None:

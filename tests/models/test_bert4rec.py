@@ -349,12 +349,12 @@ def test_one_more_place_at_the_end_of_each_sequence(rows: list[list[int]]) -> No
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mask_ratio": -0.1}, "mask_ratio is -0.1; use a share above 0"),
-        ({"mask_ratio": 1.5}, "mask_ratio is 1.5; use a share above 0"),
-        ({"last_item_share": 2.0}, "last_item_share is 2.0; it is a share, from 0 to 1"),
+        ({"mask_ratio": -0.1}, "mask_ratio is -0.1; give a number from "),
+        ({"mask_ratio": 1.5}, "mask_ratio is 1.5; give a number from "),
+        ({"last_item_share": 2.0}, "last_item_share is 2.0; give a number from "),
         ({"loss": "bce"}, "loss is 'bce'; choose one of softmax, sampled"),
         ({"head": "mlp"}, "head is 'mlp'; choose one of linear, bert"),
-        ({"negatives": 0}, "negatives is 0; give a whole number from 1 up"),
+        ({"negatives": 0}, "negatives is 0; give a whole number from 1 to "),
     ],
 )
 def test_raises_when_a_setting_is_out_of_range(settings: dict[str, object], message: str) -> None:

@@ -279,10 +279,10 @@ def test_learns_which_item_comes_next(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"nearest": 0}, "nearest is 0; give a whole number from 1 up"),
-        ({"noised_share": 1.0}, "noised_share is 1.0; use 0 or more, below 1"),
-        ({"contrast_weight": -1.0}, "contrast_weight is -1.0; use 0 or more"),
-        ({"temperature": 0.0}, "temperature is 0.0; use a number above 0"),
+        ({"nearest": 0}, "nearest is 0; give a whole number from 1 to "),
+        ({"noised_share": 1.0}, "noised_share is 1.0; give a number from "),
+        ({"contrast_weight": -1.0}, "contrast_weight is -1.0; give a number from "),
+        ({"temperature": 0.0}, "temperature is 0.0; give a number from "),
     ],
 )
 def test_raises_for_settings_that_make_no_sense(settings: dict[str, float], message: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +134,7 @@ def test_learns_from_training_sequences(tmp_path: Path) -> None:
     table = Neighbours.learn(Training(data, split, config, workspace(tmp_path)))
     expected = Neighbours.count(split.train, len(data.items), config.model.most)
     assert np.array_equal(table.items, expected.items)
-    with pytest.raises(RequestError, match="most is 0; keep 1 neighbour of an item or more"):
+    with pytest.raises(RequestError, match="most is 0; give a whole number from 1"):
         NeighboursConfig(most=0)
 
 
@@ -156,3 +157,13 @@ def test_raises_when_the_file_is_damaged(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(ArtefactError, match="is damaged"):
         Neighbours.load(tmp_path)
+
+
+def test_weights_count_for_what_follows_and_not_for_what_comes_before() -> None:
+    # 0 is seen twice as context; 1 follows it with the weights 2 and 0.5, 2 with 0.
+    weights = np.array([0, 2, 0, 0, 0.5], dtype=np.float32)
+    train = replace(Sequences.of([[0, 1, 2], [0, 1]]), weights=weights)
+    table = Neighbours.count(train, 4, 3)
+    assert table.items.tolist() == [[1, -1, -1], [-1] * 3, [-1] * 3, [-1] * 3]
+    assert table.strengths[0, 0] == pytest.approx(2.5 / math.sqrt((2 + 1) * (2.5 + 1)))
+    assert table.counts.tolist() == [0, 2.5, 0, 0]

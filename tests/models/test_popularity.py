@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,5 +66,19 @@ def test_counts_training_events_and_keeps_them(tmp_path: Path) -> None:
     split, config = leave_out(data.histories), train_config(model="popularity")
     model = Popularity.learn(Training(data, split, config, workspace(tmp_path)))
     assert model.counts.tolist() == [(split.train.values == n).sum() for n in range(14)]
+    model.save(tmp_path)
+    assert np.array_equal(Popularity.load(tmp_path, config).counts, model.counts)
+
+
+def test_counts_weights_and_keeps_them(tmp_path: Path) -> None:
+    data, config = shop(), train_config(model="popularity")
+    weights = np.resize([0, 1, 0.25], len(data.histories.values)).astype(np.float32)
+    split = leave_out(replace(data.histories, weights=weights))
+    model = Popularity.learn(Training(data, split, config, workspace(tmp_path)))
+    train = zip(split.train.values.tolist(), split.train.weights.tolist(), strict=True)  # type: ignore[union-attr]
+    by_hand = np.zeros(14)
+    for item, weight in train:
+        by_hand[item] += weight
+    assert model.counts.tolist() == by_hand.tolist()
     model.save(tmp_path)
     assert np.array_equal(Popularity.load(tmp_path, config).counts, model.counts)

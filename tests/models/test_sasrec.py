@@ -234,7 +234,7 @@ def test_an_empty_part_has_no_loss_and_gradients_of_zero() -> None:
 def test_repeat_bias_goes_with_the_softmax_loss_alone() -> None:
     with pytest.raises(RequestError, match="repeat_bias goes with loss=softmax, not with bce"):
         SASRecConfig(loss="bce", repeat_bias=True)
-    with pytest.raises(RequestError, match="negatives is 0; give a whole number from 1 up"):
+    with pytest.raises(RequestError, match="negatives is 0; give a whole number from 1 to "):
         SASRecConfig(negatives=0)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from maskgr.data.dataset import Dataset
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import leave_out
 from maskgr.decoding.config import DecodingConfig
@@ -486,3 +487,17 @@ def test_training_finds_the_next_item(tmp_path: Path, attention: Attention) -> N
 
     fresh = Tiger(config, trained.sids, trained.counts).eval()
     assert hits(trained) > max(0.6, hits(fresh) + 0.2)
+
+
+def test_items_without_text_are_told_apart_by_a_digit_of_their_own(tmp_path: Path) -> None:
+    log = shop().interactions()
+    data = Dataset.from_frames(log)  # no items file, no vectors
+    own = TigerConfig(SIDS, EncoderDecoderConfig(1, 16, 2, 32, 0.1, 1))
+    fit = FitConfig(steps=3, token_budget=400, validations=1)
+    training = Training(
+        data, leave_out(data.histories), TrainConfig("tiger", own, fit), workspace(tmp_path)
+    )
+    with pytest.warns(UserWarning, match="14 items have 1 different embeddings"):
+        trained = Tiger.learn(training)
+    assert len(np.unique(trained.sids.digits, axis=0)) == ITEMS
+    assert sorted(trained.rank(Query(HISTORIES, ITEMS)).items[0].tolist()) == list(range(ITEMS))

@@ -450,3 +450,26 @@ def test_bonus_of_given_pairs() -> None:
     assert bonus.at(rows[:0], items[:0]).shape == (0,)
     nothing = Bonus(rows[:0], items[:0], torch.zeros(0))
     assert nothing.at(rows, items).tolist() == [0.0] * 5
+
+
+@pytest.mark.parametrize("weights", [[1, 2, 0, 0.5, 0, 3, 1], [2] * 7, [0, 0, 0, 0, 0, 0, 1]])
+def test_weighted_loss_and_gradients_equal_those_of_dense_logits(
+    blocks: Shape, weights: list[float]
+) -> None:
+    one, factors = case(), torch.tensor(weights, dtype=torch.float64)
+    own = catalogue_cross_entropy(
+        one.queries, one.table, one.targets, bonus=one.bonus, weights=factors
+    )
+    brute = functional.cross_entropy(one.logits(), one.targets, reduction="none") @ factors
+    torch.testing.assert_close(own, brute)
+    for found, expected in zip(
+        gradients(own, one.leaves), gradients(brute, one.leaves), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+def test_rows_of_weight_zero_alone_have_no_loss() -> None:
+    one = case()
+    loss = catalogue_cross_entropy(one.queries, one.table, one.targets, weights=torch.zeros(7))
+    assert loss == 0
+    assert not any(part.any() for part in gradients(loss, [one.queries, one.table]))

@@ -232,8 +232,8 @@ def test_dropout_follows_the_global_seed() -> None:
     ("changes", "message"),
     [
         ({"width": 20}, "a width of 20 cannot be shared evenly by 4 heads; use a multiple of 8"),
-        ({"layers": 0}, "layers is 0; use 1 or more"),
-        ({"dropout": 1.0}, "dropout is 1.0; use 0 or more, below 1"),
+        ({"layers": 0}, "layers is 0; give a whole number from 1 to "),
+        ({"dropout": 1.0}, "dropout is 1.0; give a number from "),
     ],
 )
 def test_raises_when_a_size_is_impossible(changes: dict[str, Any], message: str) -> None:

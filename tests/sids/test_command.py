@@ -39,7 +39,7 @@ def test_make_and_show(maskgr: Callable[..., Outcome], tmp_path: Path) -> None:
     [
         (["--quantizer", "magic"], "magic"),
         (["--encoder", "magic"], "encoder is 'magic'"),
-        (["--codes", "1"], "codes is 1; give a whole number from 2 up"),
+        (["--codes", "1"], "codes is 1; give a whole number from 2 to "),
         (["--encoder", "embeddings"], "the dataset has none; put embeddings.npy"),
         (["--template", "{colour}"], "colour"),
         (["--set", "colour=blue"], "--set colour=blue"),

@@ -518,7 +518,11 @@ def test_items_are_embedded_by_template_or_given_matrix(counting: Counting) -> N
     with pytest.raises(DataError, match="the dataset's matrix has 2 rows for 3"):
         embed_items(items, own, embeddings=GOOD[:2])
     blank = items.with_columns(title=pl.Series(["x", None, "z"]))
-    with pytest.raises(DataError, match="1 of 3 items have no text, the first is 'i1'"):
-        embed_items(blank, SMALL)
+    with pytest.warns(UserWarning, match="1 of 3 items have no text \\(first: 'i1'\\); they get"):
+        found = embed_items(blank, replace(SMALL, template="<{title}>"))
+    assert np.array_equal(found[[0, 2]], Counting.vectors(["<x>", "<z>"]))
+    assert np.array_equal(found[1], found[[0, 2]].mean(0))
+    with pytest.raises(DataError, match="none of the 3 items has text; fill in a column"):
+        embed_items(items.with_columns(title=pl.lit(" ")), SMALL)
     with pytest.raises(DataError, match="there are no items to encode"):
         embed_items(items.clear(), SMALL)

@@ -179,11 +179,16 @@ def test_raises_with_the_row_when_a_vector_is_not_finite(name, fitted, vectors):
 
 
 @pytest.mark.parametrize("name", READ_VECTORS)
-def test_raises_when_distinct_vectors_are_fewer_than_codes(name, vectors):
-    with pytest.raises(DataError, match="lower --codes to 5 or less"):
-        fit(vectors[:5], name)
-    with pytest.raises(DataError, match="all 300 embeddings are equal"):
-        fit(np.ones_like(vectors), name)
+def test_codes_are_as_many_as_vectors_are_different(name, vectors):
+    few = np.tile(vectors[:5], (4, 1))
+    with pytest.warns(UserWarning, match="20 items have 5 different embeddings"):
+        quantizer = fit(few, name)
+    assert set(quantizer.codebook_sizes) == {5}
+    digits = quantizer.encode(few)
+    assert np.array_equal(digits[:5], digits[5:10])
+    with pytest.warns(UserWarning, match="300 items have 1 different"):
+        alike = fit(np.ones_like(vectors), name)
+    assert len(np.unique(alike.encode(np.ones_like(vectors)), axis=0)) == 1
 
 
 @pytest.mark.parametrize("normalise", [True, False])

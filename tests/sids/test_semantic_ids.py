@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from maskgr import Dataset
-from maskgr.data.config import SyntheticConfig
+from maskgr.data.config import DataConfig, SyntheticConfig
 from maskgr.data.open import fetch
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.sids.config import EncoderConfig, Policy, QuantizerConfig, SidsConfig
@@ -152,9 +152,34 @@ def test_ids_from_text_agree_with_categories() -> None:
 def test_raises_when_ids_cannot_be_made() -> None:
     with pytest.raises(RequestError, match="no device 'gpu'"):
         SemanticIds.make(dataset(), device="gpu")
-    with pytest.raises(DataError, match="60 items"):
-        SemanticIds.make(dataset(), SidsConfig(OWN, QuantizerConfig(codes=256)))
-    with pytest.raises(DataError, match="no text"):
-        SemanticIds.make(dataset(texts=[""] * 60), SidsConfig(TEXT))
-    with pytest.raises(DataError, match="equal"):
-        SemanticIds.make(dataset(texts=["same"] * 60), SidsConfig(TEXT, SMALL))
+    for seed in (-1, 2**31):
+        with pytest.raises(RequestError, match=f"seed is {seed}; give a whole number from 0 to"):
+            SemanticIds.make(dataset(), seed=seed)
+
+
+@pytest.mark.parametrize("unique", ["append", "reassign", "share"])
+@pytest.mark.parametrize("texts", [["same"] * 60, [""] * 60, ["a", "b", "c"] * 20])
+def test_items_with_few_different_texts_have_ids_of_few_codes(
+    texts: list[str], unique: Policy
+) -> None:
+    with pytest.warns(UserWarning, match=r"60 items have \d different embeddings"):
+        sids = SemanticIds.make(dataset(texts=texts), SidsConfig(TEXT, SMALL, unique))
+    assert set(sids.codebook_sizes[:3]) == {len(set(texts))}
+    own = len(np.unique(sids.digits, axis=0))
+    assert own == (len(set(texts)) if unique == "share" else 60)
+    assert sids.unique == ("append" if unique == "reassign" else unique)
+    with pytest.warns(UserWarning, match="too few for 256 codes"):
+        assert SemanticIds.make(dataset(), SidsConfig(OWN)).codebook_sizes[0] == 59
+
+
+def test_new_items_are_read_by_the_text_columns_of_the_dataset() -> None:
+    table = pl.DataFrame(
+        {"item_id": ["a", "b"], "title": ["red tent", "blue kettle"], "brand": ["Zig", "Zag"]}
+    )
+    log = pl.DataFrame({"user_id": "u", "item_id": ["a", "b"], "position": [0, 1]})
+    data = Dataset.from_frames(log, table, config=DataConfig(text=("title",)))
+    sids = SemanticIds.make(data, SidsConfig(TEXT, QuantizerConfig(levels=1, codes=2), "share"))
+    assert sids.encoder.text == ("title",)
+    new = pl.DataFrame({"item_id": ["c"], "title": ["red tent"], "brand": ["other"]})
+    grown = sids.encode_new(new)
+    assert np.array_equal(grown.embeddings[2], grown.embeddings[0])

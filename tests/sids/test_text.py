@@ -8,8 +8,9 @@ import decimal
 import polars as pl
 import pytest
 
+from maskgr.data.text_columns import text_columns
 from maskgr.errors import DataError
-from maskgr.sids.text import item_texts, require_text
+from maskgr.sids.text import item_texts
 
 
 def table(**columns: object) -> pl.DataFrame:
@@ -25,7 +26,7 @@ def test_default_template_orders_labels_and_skips_what_is_missing() -> None:
         brand=["OPI", None],
         title=["Nail Lacquer", "Balm"],
     )
-    assert item_texts(items) == [
+    assert item_texts(items, columns=items.columns[1:]) == [
         "Title: Nail Lacquer; Brand: OPI; Categories: Beauty > Makeup; Price: 12.00; "
         "Release year: 1999",
         "Title: Balm",
@@ -34,8 +35,38 @@ def test_default_template_orders_labels_and_skips_what_is_missing() -> None:
 
 def test_default_template_leaves_out_the_id_and_what_is_no_text() -> None:
     items = table(title=["Balm"], rank=[{"Beauty": 3}], raw=[b"x"], nested=[[{"a": 1}]])
-    assert item_texts(items) == ["Title: Balm"]
+    assert item_texts(items) == item_texts(items, columns=items.columns[1:]) == ["Title: Balm"]
     assert item_texts(items.select("item_id", "rank")) == [""]
+
+
+def test_text_columns_hold_strings_that_are_no_identifiers_addresses_flags_or_numbers() -> None:
+    items = table(
+        title=["A", "B"],
+        tags=[["red"], []],
+        colour=pl.Series(["red", "blue"], dtype=pl.Categorical),
+        blank=["", None],
+        price=[1.5, 2.0],
+        in_stock=[True, False],
+        sizes=[[1, 2], [3]],
+        released=[dt.date(2024, 1, 1)] * 2,
+        seller_id=["s1", "s2"],
+        EAN=["4006381333931", "x"],
+        picture=["https://shop/a.png", "www.shop/b.png"],
+        image_url=["a", "b"],
+        active=["yes", "No"],
+        weight_in_grams=["12", " 3.5"],
+    )
+    assert text_columns(items) == ("title", "tags", "colour", "blank")
+    assert item_texts(items)[0] == "Title: A; Tags: red; Colour: red"
+    assert item_texts(items, columns=("price", "title")) == [
+        "Title: A; Price: 1.50",
+        "Title: B; Price: 2.00",
+    ]
+
+
+def test_a_text_column_that_new_items_lack_is_missing() -> None:
+    assert item_texts(table(title=["A"]), columns=("title", "brand")) == ["Title: A"]
+    assert item_texts(table(name=["A"]), columns=("title", "brand")) == [""]
 
 
 def test_a_segment_with_a_missing_value_disappears_with_its_label() -> None:
@@ -78,7 +109,7 @@ def test_lists_are_joined_flattened_and_cleaned() -> None:
 def test_arrays_are_lists_too() -> None:
     deep = pl.Series([[[["a"], ["b"]]]], dtype=pl.List(pl.Array(pl.List(pl.String), 2)))
     items = table(size=pl.Series([[1.5, 2.0]], dtype=pl.Array(pl.Float64, 2)), deep=deep)
-    assert item_texts(items) == ["Size: 1.5, 2; Deep: a, b"]
+    assert item_texts(items, columns=("size", "deep")) == ["Size: 1.5, 2; Deep: a, b"]
 
 
 @pytest.mark.parametrize(
@@ -150,10 +181,3 @@ def test_no_items_give_no_texts() -> None:
 def test_raises_when_a_template_cannot_be_used(template: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         item_texts(table(title=["A"], rank=[{"a": 1}]), template)
-
-
-def test_raises_when_items_have_no_text() -> None:
-    texts = ["a", "", "b", " "]
-    require_text(["a"], ["i0"])
-    with pytest.raises(DataError, match=r"2 of 4 items have no text, the first is 'i1' in row 1"):
-        require_text(texts, ["i0", "i1", "i2", "i3"])

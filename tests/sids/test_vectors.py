@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from maskgr.errors import DataError
-from maskgr.sids.vectors import distinct_rows, prepare, require_distinct, unit
+from maskgr.sids.vectors import distinct_rows, fillable_codes, prepare, unit
 
 
 def normalised(vectors):
@@ -49,16 +49,13 @@ def test_unit_does_not_scale_up_rounding_noise():
     assert np.allclose(unit(residuals), [[0, 0], [0.6, 0.8]])
 
 
-def test_raises_when_all_rows_are_equal():
-    with pytest.raises(DataError, match=r"^all 9 embeddings are equal"):
-        require_distinct(normalised(np.ones((9, 3))), 4)
-
-
-def test_raises_when_distinct_rows_are_fewer_than_codes():
+def test_codes_are_lowered_with_a_warning_to_as_many_as_rows_are_different():
     rows = normalised(np.eye(3)[[0, 1, 2, 0, 1]])
-    require_distinct(rows, 3)
-    with pytest.raises(DataError, match=r"4 codes .* there are 3 \(5 items\); lower --codes to 3"):
-        require_distinct(rows, 4)
+    assert fillable_codes(rows, 3) == 3
+    with pytest.warns(UserWarning, match="5 items have 3 different embeddings, too few for 4 cod"):
+        assert fillable_codes(rows, 4) == 3
+    with pytest.warns(UserWarning, match="9 items have 1 different"):
+        assert fillable_codes(normalised(np.ones((9, 3))), 4) == 1
 
 
 def test_distinct_rows_follow_the_order_and_the_limit():

@@ -205,7 +205,7 @@ def test_run_that_exists_is_compared_as_it_is(
         (["--models", " , "], "no model is named; give --models"),
         (["--models", "sasrec,sasrec:cpu"], "sasrec and sasrec:cpu are the same; name each model"),
         (["--models", "sasrec", "--minutes", "0"], "--minutes 0 leaves no time to train; "),
-        (["--models", "sasrec", "--minutes", "inf"], "fit.minutes is inf; it must be 0 or more"),
+        (["--models", "sasrec", "--minutes", "inf"], "fit.minutes is inf; give a number from "),
         (["--models", "sasrec", "--set", "colour=1"], "--set colour=1: there is no setting colour"),
         (["--models", "sasrec", "--device", "abacus"], "there is no device 'abacus'; give auto"),
         (["--models", "sasrec", "--seeds", "0"], "Invalid value for '--seeds': "),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from typing import Annotated, NoReturn
 
 import typer
@@ -68,13 +69,20 @@ def _system_error(error: Exception) -> Exception | str:
     return f"cannot read or write{where}: {error.strerror}; nothing that was saved before is lost"
 
 
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """One line, as notes on the data are, without the place in the code."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
 def main() -> NoReturn:
     """Runs the command; a user's mistake is one sentence and exit code 2."""
     # --debug is taken anywhere, since it is added to a command that has just failed.
     debug = "--debug" in sys.argv
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     try:
-        code = typer.main.get_command(app)(arguments, prog_name="maskgr", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            code = typer.main.get_command(app)(arguments, prog_name="maskgr", standalone_mode=False)
         if code == 130:  # newer releases of typer return this after Ctrl-C
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)

@@ -9,15 +9,20 @@ import typer
 
 from maskgr.cli.console import interruptible, print_json, print_table
 from maskgr.cli.options import (
+    ColumnsOption,
     DataArgument,
     DeviceOption,
+    EventsOption,
     JsonOption,
     KCoreOption,
     RepeatsOption,
     SettingsOption,
+    TargetsOption,
+    TextOption,
     UnknownItemsOption,
     UnusedItemsOption,
     UsersOption,
+    data_config,
     split_ids,
 )
 from maskgr.data.config import DataConfig, SplitName
@@ -49,6 +54,10 @@ def compare(
     unknown_items: UnknownItemsOption = DataConfig.unknown_items,
     unused_items: UnusedItemsOption = DataConfig.unused_items,
     repeats: RepeatsOption = DataConfig.repeats,
+    columns: ColumnsOption = None,
+    events: EventsOption = None,
+    targets: TargetsOption = None,
+    text: TextOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train models on the same data and put them side by side.
@@ -68,9 +77,11 @@ def compare(
         seeds=range(seed, seed + seeds),
         device=device,
     )
-    data_config = DataConfig(k_core, unknown_items, unused_items, repeats)
+    reading = data_config(
+        k_core, unknown_items, unused_items, repeats, columns, events, targets, text
+    )
     with interruptible("the same command goes on"):
-        found = run(data, out, asked, Measure(split=split, users=users), data_config)
+        found = run(data, out, asked, Measure(split=split, users=users), reading)
     if as_json:
         print_json(found.to_dict())
     else:

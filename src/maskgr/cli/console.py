@@ -86,9 +86,12 @@ def show_inspection(report: dict[str, Any], as_json: bool) -> None:
         facts["sparsity"] = f"{1 - report['density']:.3%} of user-item pairs never occur"
         facts["repeats"] = f"{report['repeats']:.2%} of events"
         facts["time span"] = f"{span['first']} to {span['last']}" if span else "no timestamps"
-        facts["item text"] = (
-            ", ".join(f"{name} {share:.1%}" for name, share in report["text"].items()) or "none"
-        )
+        if report["targets"] < report["interactions"]:
+            facts["targets"] = f"{report['targets']:,} events; the others are context"
+        others = {k: v for k, v in report["columns"].items() if k not in report["text"]}
+        for label, columns in (("item text", report["text"]), ("other columns", others)):
+            shares = [f"{name} {share:.1%}" for name, share in columns.items()]
+            facts[label] = ", ".join(shares) or "none"
         vectors = report["embeddings"]
         facts["embeddings"] = (
             f"{vectors['rows']:,} x {vectors['dimensions']}, {vectors['type']}"

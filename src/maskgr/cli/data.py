@@ -9,13 +9,18 @@ import typer
 
 from maskgr.cli.console import show_inspection
 from maskgr.cli.options import (
+    ColumnsOption,
     DataArgument,
+    EventsOption,
     JsonOption,
     KCoreOption,
     RepeatsOption,
     SettingsOption,
+    TargetsOption,
+    TextOption,
     UnknownItemsOption,
     UnusedItemsOption,
+    data_config,
 )
 from maskgr.data.config import DataConfig, SyntheticConfig
 from maskgr.errors import RequestError
@@ -53,6 +58,10 @@ def inspect(
     unknown_items: UnknownItemsOption = DataConfig.unknown_items,
     unused_items: UnusedItemsOption = DataConfig.unused_items,
     repeats: RepeatsOption = DataConfig.repeats,
+    columns: ColumnsOption = None,
+    events: EventsOption = None,
+    targets: TargetsOption = None,
+    text: TextOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show counts, and every problem with what to do about it.
@@ -61,7 +70,10 @@ def inspect(
     """
     from maskgr.data.open import inspect_data
 
-    report = inspect_data(data, DataConfig(k_core, unknown_items, unused_items, repeats))
+    report = inspect_data(
+        data,
+        data_config(k_core, unknown_items, unused_items, repeats, columns, events, targets, text),
+    )
     show_inspection(report.to_dict(), as_json)
     if not report.usable:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from maskgr.data.config import Repeats, Unknown, UnknownItems, UnusedItems
+from maskgr.data.config import DataConfig, Repeats, Unknown, UnknownItems, UnusedItems
 from maskgr.decoding.config import Cache, DecodingConfig, Order, Retrieval
 from maskgr.errors import RequestError
 
@@ -52,7 +52,43 @@ UnusedItemsOption = Annotated[
     UnusedItems, typer.Option("--unused-items", help="Items in the catalogue but not in the log.")
 ]
 RepeatsOption = Annotated[
-    Repeats, typer.Option("--repeats", help="Further events of a user with the same item.")
+    Repeats,
+    typer.Option(
+        "--repeats",
+        help="Further events of a user with the same item; dedupe drops those of the same time.",
+    ),
+]
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="OURS=YOURS,…",
+        help="Names of your columns by ours, e.g. user_id=customer,item_id=sku.",
+    ),
+]
+EventsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--events",
+        metavar="TYPE=WEIGHT,…",
+        help="Event types to keep and their weights, e.g. purchase=1,view=0.2; by default all.",
+    ),
+]
+TargetsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--targets",
+        metavar="TYPE,…",
+        help="Event types to predict; the others stay in the histories. By default all.",
+    ),
+]
+TextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--text",
+        metavar="COLUMN,…",
+        help="Item columns that are text; by default those of strings and lists of strings.",
+    ),
 ]
 
 HistoryOption = Annotated[
@@ -123,6 +159,51 @@ class DefaultCommand(typer.core.TyperGroup):
 
 def split_ids(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def data_config(
+    k_core: int,
+    unknown_items: UnknownItems,
+    unused_items: UnusedItems,
+    repeats: Repeats,
+    columns: str | None,
+    events: str | None,
+    targets: str | None,
+    text: str | None,
+) -> DataConfig:
+    """The data options of a command as settings."""
+    return DataConfig(
+        k_core,
+        unknown_items,
+        unused_items,
+        repeats,
+        None if columns is None else _pairs("--columns", columns),
+        None
+        if events is None
+        else {k: _weight(k, v) for k, v in _pairs("--events", events).items()},
+        None if targets is None else tuple(split_ids(targets)),
+        None if text is None else tuple(split_ids(text)),
+    )
+
+
+def _pairs(option: str, text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in split_ids(text):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not key or (equals and not value) or (option == "--columns" and not equals):
+            example = "user_id=customer" if option == "--columns" else "purchase=1"
+            raise RequestError(f"{option} {text}: {part!r} is no pair; write for example {example}")
+        if key in found:
+            raise RequestError(f"{option} {text}: {key} is there twice; give it once")
+        found[key] = value
+    return found
+
+
+def _weight(kind: str, text: str) -> float:
+    try:
+        return float(text or 1)  # a type without a weight counts as one
+    except ValueError:
+        raise RequestError(f"--events {kind}={text}: {text!r} is not a number") from None
 
 
 def listed(allow: str, deny: str) -> dict[str, Any]:

@@ -10,17 +10,23 @@ import typer
 
 from maskgr.cli.console import print_json, show_notes, show_portrait, show_report
 from maskgr.cli.options import (
+    ColumnsOption,
     DataArgument,
     DefaultCommand,
     DeviceOption,
+    EventsOption,
     JsonOption,
     KCoreOption,
     RepeatsOption,
     SettingsOption,
+    TargetsOption,
+    TextOption,
     UnknownItemsOption,
     UnusedItemsOption,
+    data_config,
 )
 from maskgr.data.config import DataConfig
+from maskgr.errors import RequestError
 from maskgr.settings import apply_settings
 from maskgr.sids.config import EncoderConfig, Policy, QuantizerConfig, QuantizerName, SidsConfig
 
@@ -66,6 +72,10 @@ def make(
     unknown_items: UnknownItemsOption = DataConfig.unknown_items,
     unused_items: UnusedItemsOption = DataConfig.unused_items,
     repeats: RepeatsOption = DataConfig.repeats,
+    columns: ColumnsOption = None,
+    events: EventsOption = None,
+    targets: TargetsOption = None,
+    text: TextOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make semantic IDs from text, with a report on their quality."""
@@ -73,11 +83,16 @@ def make(
     from maskgr.sids.report import report
     from maskgr.sids.semantic_ids import SemanticIds
 
+    if template is not None and text is not None:
+        raise RequestError("--text and --template both say what text is; give one of them")
     config = SidsConfig(
         EncoderConfig(encoder, template), QuantizerConfig(quantizer, levels, codes), unique
     )
     config = apply_settings(config, settings or ())
-    dataset = open_dataset(data, DataConfig(k_core, unknown_items, unused_items, repeats))
+    reading = data_config(
+        k_core, unknown_items, unused_items, repeats, columns, events, targets, text
+    )
+    dataset = open_dataset(data, reading)
     show_notes(dataset)
     progress = sys.stderr.isatty()
     made = SemanticIds.make(dataset, config, seed=seed, device=device or "auto", progress=progress)

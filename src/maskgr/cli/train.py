@@ -11,15 +11,20 @@ import typer
 
 from maskgr.cli.console import interruptible, show_notes
 from maskgr.cli.options import (
+    ColumnsOption,
     DataArgument,
     DeviceOption,
+    EventsOption,
     KCoreOption,
     MinutesOption,
     ModelOption,
     RepeatsOption,
     SettingsOption,
+    TargetsOption,
+    TextOption,
     UnknownItemsOption,
     UnusedItemsOption,
+    data_config,
 )
 from maskgr.data.config import DataConfig
 from maskgr.errors import RequestError
@@ -66,6 +71,10 @@ def train(
     unknown_items: UnknownItemsOption = DataConfig.unknown_items,
     unused_items: UnusedItemsOption = DataConfig.unused_items,
     repeats: RepeatsOption = DataConfig.repeats,
+    columns: ColumnsOption = None,
+    events: EventsOption = None,
+    targets: TargetsOption = None,
+    text: TextOption = None,
 ) -> None:
     """Train a model on a dataset and save it as a run folder.
 
@@ -76,15 +85,17 @@ def train(
 
     with interruptible(lambda: how_to_go_on(out)):
         config = _config(holdout, like, preset, settings, model, minutes, seed, device)
-        data_config = DataConfig(k_core, unknown_items, unused_items, repeats)
-        _train(data, out, config, data_config, sids, like, resume, processes)
+        reading = data_config(
+            k_core, unknown_items, unused_items, repeats, columns, events, targets, text
+        )
+        _train(data, out, config, reading, sids, like, resume, processes)
 
 
 def _train(
     data: str,
     out: Path,
     config: TrainConfig,
-    data_config: DataConfig,
+    reading: DataConfig,
     sids: Path | None,
     like: Path | None,
     resume: bool,
@@ -97,7 +108,7 @@ def _train(
     count = count_processes(processes, config)
     if not resume:
         require_fresh(out)  # before the data are read and other processes are started
-    dataset = open_dataset(data, data_config)
+    dataset = open_dataset(data, reading)
     show_notes(dataset)
     with companions(count, this_command()):
         recommender = start_run(
@@ -105,7 +116,7 @@ def _train(
             dataset,
             config,
             data=str(Path(data).absolute()) if Path(data).exists() else data,
-            data_config=data_config,
+            data_config=reading,
             sids=sids,
             like=like,
             resume=resume,

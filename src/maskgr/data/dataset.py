@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.tables import Tables, read_folder
 
 KIND, SCHEMA = "dataset", 1
+HASHED = 10_000  # items hashed at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +33,11 @@ class Dataset:
     """
 
     users: pl.Series
-    items: pl.DataFrame  # item_id first, then text columns
-    histories: Sequences  # one per user, oldest first
+    items: pl.DataFrame  # item_id first, then any columns
+    histories: Sequences  # one per user, oldest first, with the weights of events as targets
     timestamps: npt.NDArray[np.datetime64] | None = None  # (interactions,) as histories.values
     embeddings: npt.NDArray[np.floating[Any]] | None = None  # (items, dimensions)
+    text: tuple[str, ...] = ()  # the columns of the items that are text
     provenance: Mapping[str, Any] = field(default_factory=dict)  # how it was made
     notes: tuple[Problem, ...] = ()  # warnings from reading
 
@@ -48,8 +51,9 @@ class Dataset:
         config: DataConfig | None = None,
     ) -> Dataset:
         """From polars or pandas frames; `embeddings` has one row for each row of `items`."""
-        tables = Tables.of(interactions, items, embeddings, "the given")
-        return cls.from_tables(tables, config or DataConfig(), Problems(), {"source": "frames"})
+        config = config or DataConfig()
+        tables = Tables.of(interactions, items, embeddings, "the given", config.columns)
+        return cls.from_tables(tables, config, Problems(), {"source": "frames"})
 
     @classmethod
     def load(cls, path: Path | str, *, config: DataConfig | None = None) -> Dataset:
@@ -58,7 +62,8 @@ class Dataset:
         provenance: Mapping[str, Any] = {"source": str(path)}
         if is_artefact(path):
             provenance = read_manifest(path, KIND, SCHEMA).config
-        return cls.from_tables(read_folder(path), config, Problems(), provenance)
+        tables = read_folder(path, config.columns)
+        return cls.from_tables(tables, config, Problems(), provenance)
 
     @classmethod
     def from_tables(
@@ -68,7 +73,10 @@ class Dataset:
         problems: Problems,
         provenance: Mapping[str, Any],
     ) -> Dataset:
-        """Checks, orders and filters the tables; `config` is appended to the provenance."""
+        """Checks, orders and filters the tables; `config` is appended to the provenance, which says
+        what is text unless `config` does."""
+        if config.text is None and "text" in provenance:
+            config = replace(config, text=tuple(provenance["text"]) or None)
         made = ingest(tables, config, problems)
         steps = [*provenance.get("steps", ()), asdict(config)]
         return cls(
@@ -77,7 +85,8 @@ class Dataset:
             histories=made.events.histories(len(made.users)),
             timestamps=made.events.time,
             embeddings=made.embeddings,
-            provenance={**provenance, "steps": steps},
+            text=made.text,
+            provenance={**provenance, "text": list(made.text), "steps": steps},
             notes=tuple(problems.found),
         )
 
@@ -113,23 +122,37 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the IDs and histories; it does not depend on the file format."""
+        """SHA-256 of the IDs, histories and weights; it does not depend on the file format."""
         digest = hashlib.sha256()
         for ids in (self.users, self.item_ids):
             digest.update(f"{ids.dtype}\0".encode())
             digest.update("\0".join(ids.cast(pl.String).to_list()).encode())
         digest.update(self.histories.values.tobytes())
         digest.update(self.histories.offsets.tobytes())
+        if self.histories.weights is not None:
+            digest.update(self.histories.weights.tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def content(self) -> str:
+        """SHA-256 of the fingerprint and of all that is known about the items."""
+        digest = hashlib.sha256(self.fingerprint.encode())
+        for part in self.items.iter_slices(HASHED):
+            digest.update(part.write_ndjson().encode())
+        if self.embeddings is not None:
+            digest.update(np.ascontiguousarray(self.embeddings).data)
         return digest.hexdigest()
 
     def interactions(self) -> pl.DataFrame:
-        """The log as a table: user_id, item_id, timestamp (if there are any), position."""
+        """The log as a table: user_id, item_id, timestamp and weight (if any), position."""
         columns = [
             self.users.gather(self.histories.owners),
             self.item_ids.gather(self.histories.values),
         ]
         if self.timestamps is not None:
             columns.append(pl.Series("timestamp", self.timestamps))
+        if self.histories.weights is not None:
+            columns.append(pl.Series("weight", self.histories.weights))
         position = pl.Series("position", self.histories.places, dtype=pl.Int32)
         return pl.DataFrame([*columns, position])
 

@@ -12,12 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from maskgr.data.bursts import duplicates
 from maskgr.data.config import DataConfig
 from maskgr.data.embeddings import align_embeddings
+from maskgr.data.events import read_weights
 from maskgr.data.problems import Problems, count
 from maskgr.data.sequences import Sequences
+from maskgr.data.splits import has_holdout
 from maskgr.data.tables import Table, Tables
-from maskgr.data.timestamps import read_order, read_time
+from maskgr.data.text_columns import text_columns
+from maskgr.data.timestamps import read_positions, read_timestamps
 from maskgr.errors import DataError
 
 SHORTEST = 3  # leave-one-out needs an item each for training, validation and test
@@ -30,13 +34,16 @@ class Events:
     user: npt.NDArray[np.int32]  # (events,)
     item: npt.NDArray[np.int32]  # (events,)
     time: npt.NDArray[np.datetime64] | None  # (events,) milliseconds, NaT where unknown
+    weight: npt.NDArray[np.float32] | None  # (events,) as a target, 0 where context; None: all 1
 
     def keep(self, mask: npt.NDArray[np.bool_]) -> Events:
         time = None if self.time is None else self.time[mask]
-        return Events(self.user[mask], self.item[mask], time)
+        weight = None if self.weight is None else self.weight[mask]
+        return Events(self.user[mask], self.item[mask], time, weight)
 
     def histories(self, users: int) -> Sequences:
-        return Sequences.from_lengths(self.item, np.bincount(self.user, minlength=users))
+        histories = Sequences.from_lengths(self.item, np.bincount(self.user, minlength=users))
+        return replace(histories, weights=self.weight)
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,16 @@ class Ingested:
     items: pl.DataFrame
     events: Events
     embeddings: npt.NDArray[np.floating] | None
+    text: tuple[str, ...] = ()  # columns of the items
 
 
 def ingest(tables: Tables, config: DataConfig, problems: Problems) -> Ingested:
     """Users, items, events and embeddings, checked and filtered as `config` says."""
-    log = _usable_log(tables.interactions, problems)
+    log = _usable_log(tables.interactions, config, problems)
+    if log.is_empty():
+        raise DataError(_nothing_left(tables.interactions.name, 0))
     catalogue = _usable_catalogue(tables.items, log, problems)
+    text = _text(catalogue, config.text, tables.items)
     log = _same_id_type(log, catalogue, tables)
     catalogue = _add_unknown(log, catalogue, config, tables, problems)
 
@@ -62,6 +73,13 @@ def ingest(tables: Tables, config: DataConfig, problems: Problems) -> Ingested:
     events = _drop_unknown(events)
     if config.repeats == "drop":
         events = events.keep(~events.histories(len(users)).repeats())
+    elif config.repeats == "dedupe":
+        if events.time is None:
+            raise DataError(
+                f"{tables.interactions.name} has no timestamps, so --repeats dedupe cannot tell "
+                "duplicates from repeats; choose keep or drop"
+            )
+        events = events.keep(~duplicates(events.histories(len(users)), events.time))
     events = k_core(events, config.k_core)
     if not len(events.item):
         raise DataError(_nothing_left(tables.interactions.name, config.k_core))
@@ -73,7 +91,7 @@ def ingest(tables: Tables, config: DataConfig, problems: Problems) -> Ingested:
     kept = _kept_items(used, catalogue, config, tables, problems)
     result = _compact(users, catalogue, events, embeddings, kept)
     _warn_of_short_histories(result, tables.interactions.name, problems)
-    return result
+    return replace(result, text=text)
 
 
 def k_core(events: Events, k: int) -> Events:
@@ -87,8 +105,9 @@ def k_core(events: Events, k: int) -> Events:
     return events
 
 
-def _usable_log(table: Table, problems: Problems) -> pl.DataFrame:
-    """Columns user_id, item_id, order and, if there are timestamps, time; bad rows are left out."""
+def _usable_log(table: Table, config: DataConfig, problems: Problems) -> pl.DataFrame:
+    """Columns user_id, item_id, order and, where the log has them, time and weight; bad rows and
+    event types that are not asked for are left out."""
     frame = table.frame
     _require_columns(table, ("user_id", "item_id"))
     if frame.is_empty():
@@ -100,21 +119,54 @@ def _usable_log(table: Table, problems: Problems) -> pl.DataFrame:
             f"{table.name} has neither a position nor a timestamp column, so events have no order; "
             "add one of them"
         )
-    # Position takes precedence; timestamps that are not needed for the order may be missing.
-    log = frame.select("user_id", "item_id")
-    log = log.with_columns(read_order(frame[columns[0]], table.name, problems))
-    if "timestamp" in columns:
-        log = log.with_columns(read_time(frame["timestamp"]))
-        missing = log["time"].null_count()
-        if missing and columns[0] == "position":
-            problems.warn(
-                f"{table.name} has {count(missing, 'row')} without a readable timestamp",
-                "they are ordered by position anyway",
-            )
+    log = frame.select("user_id", "item_id").with_columns(_order(table, problems))
     good = log["order"].is_not_null()
+    weights = read_weights(table, config, problems)
+    if weights is not None:
+        log = log.with_columns(weights)
+        good &= weights.is_not_null()
     for column in ("user_id", "item_id"):
         good &= _present(log[column], table.name, column, problems)
     return log if good.all() else log.filter(good)
+
+
+def _order(table: Table, problems: Problems) -> list[pl.Series]:
+    """Columns order and, where there are timestamps, time.
+
+    Position takes precedence; timestamps that are not needed for the order may be missing.
+    """
+    frame, name = table.frame, table.name
+    if "position" not in frame.columns:
+        return [*read_timestamps(frame["timestamp"], name, problems.error)]
+    order = read_positions(frame["position"], name, problems)
+    if "timestamp" not in frame.columns:
+        return [order]
+    time = read_timestamps(frame["timestamp"], name, lambda message, fix: None)[1]
+    missing = time.null_count()
+    if missing:
+        problems.warn(
+            f"{name} has {count(missing, 'row')} without a readable timestamp",
+            "they are ordered by position anyway",
+        )
+    return [order, time]
+
+
+def _text(
+    catalogue: pl.DataFrame, asked: tuple[str, ...] | None, table: Table | None
+) -> tuple[str, ...]:
+    """The columns that are text: those that were asked for, else those that look like it."""
+    if asked is None:
+        return text_columns(catalogue)
+    for column in asked:
+        if column == "item_id" or column not in catalogue.columns:
+            if table is None:
+                raise DataError(f"--text names {column!r}, but there is no items file; add one")
+            others = ", ".join(catalogue.columns[1:]) or "none but item_id"
+            raise DataError(
+                f"--text names {column!r}, which is no column of {table.name} to take text from; "
+                f"it has {others}"
+            )
+    return asked
 
 
 def _usable_catalogue(table: Table | None, log: pl.DataFrame, problems: Problems) -> pl.DataFrame:
@@ -233,13 +285,13 @@ def _sorted_events(log: pl.DataFrame, users: pl.Series, items: pl.Series) -> Eve
     user = codes(log["user_id"], users)
     columns = {"key": _sort_key(user, log["order"]), "user": user}
     columns["item"] = codes(log["item_id"], items)
-    if "time" in log.columns:
-        columns["time"] = log["time"]
+    columns |= {name: log[name] for name in ("time", "weight") if name in log.columns}
     rows = pl.DataFrame(columns).sort("key", maintain_order=True)
     return Events(
         rows["user"].to_numpy(),
         rows["item"].to_numpy(),
         rows["time"].to_numpy() if "time" in rows.columns else None,
+        rows["weight"].to_numpy() if "weight" in rows.columns else None,
     )
 
 
@@ -309,15 +361,16 @@ def _compact(
 
 
 def _warn_of_short_histories(result: Ingested, name: str, problems: Problems) -> None:
-    lengths = np.bincount(result.events.user)
-    short = lengths < SHORTEST
+    short = ~has_holdout(result.events.histories(len(result.users)))
     if short.any():
         first = result.users[int(np.argmax(short))]
+        few, fix = f"fewer than {SHORTEST} items", "; --k-core 3 or more removes them"
+        if result.events.weight is not None:
+            few, fix = "fewer than two targets behind another event", ""
         problems.warn(
             f"{count(int(short.sum()), 'user')} of {name} "
-            f"{'has' if short.sum() == 1 else 'have'} fewer than {SHORTEST} items "
-            f"(first: {first!r})",
-            "they are trained on but not evaluated; --k-core 3 or more removes them",
+            f"{'has' if short.sum() == 1 else 'have'} {few} (first: {first!r})",
+            f"they are trained on but not evaluated{fix}",
         )
 
 

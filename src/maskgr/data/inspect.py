@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from maskgr.data.bursts import BURST, Times, bursts, duplicates
 from maskgr.data.dataset import Dataset
-from maskgr.data.problems import Problem
+from maskgr.data.problems import Problem, count
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,11 @@ class Inspection:
     density: float | None = None  # share of all user-item pairs that occur
     repeats: float | None = None  # share of events with an item that the user had already
     time_span: dict[str, str] | None = None
-    text: dict[str, float] | None = None  # column -> share of items with a value
+    targets: int | None = None  # events to predict; the others are context
+    duplicates: int | None = None  # events with the user, item and time of another
+    bursts: int | None = None  # times at which a user has several events in one second
+    columns: dict[str, float] | None = None  # of the items: column -> share of items with a value
+    text: dict[str, float] | None = None  # the same for the columns that are text
     embeddings: dict[str, Any] | None = None
     problems: tuple[Problem, ...] = ()
 
@@ -39,6 +44,12 @@ def inspect_dataset(dataset: Dataset) -> Inspection:
     """Computes the statistics and adds the warnings from reading."""
     histories, items = dataset.histories, dataset.items
     repeated = histories.repeats()
+    problems = list(dataset.notes)
+    doubles, hasty = None, None
+    if dataset.timestamps is not None:
+        doubles = _report_duplicates(dataset, dataset.timestamps, problems)
+        hasty = _report_bursts(dataset, dataset.timestamps, problems)
+    columns = {column: _coverage(items[column]) for column in items.columns[1:]}
     return Inspection(
         users=len(dataset.users),
         items=len(items),
@@ -47,10 +58,51 @@ def inspect_dataset(dataset: Dataset) -> Inspection:
         density=float((~repeated).sum() / (len(dataset.users) * len(items))),
         repeats=float(repeated.mean()),
         time_span=_time_span(dataset),
-        text={column: _coverage(items[column]) for column in items.columns[1:]},
+        targets=int(histories.is_target.sum()),
+        duplicates=doubles,
+        bursts=hasty,
+        columns=columns,
+        text={column: columns[column] for column in dataset.text},
         embeddings=_embeddings(dataset),
-        problems=dataset.notes,
+        problems=tuple(problems),
     )
+
+
+def _report_duplicates(dataset: Dataset, times: Times, problems: list[Problem]) -> int:
+    found = duplicates(dataset.histories, times)
+    number = int(found.sum())
+    if number:
+        message = (
+            f"{count(number, 'event')} {'has' if number == 1 else 'have'} the user, item and time "
+            f"of an earlier one (first: {_event(dataset, times, int(found.argmax()))})"
+        )
+        fix = "the log may have been written twice; --repeats dedupe drops them"
+        problems.append(Problem("warning", message, fix))
+    return number
+
+
+def _report_bursts(dataset: Dataset, times: Times, problems: list[Problem]) -> int:
+    found = bursts(dataset.histories, times)
+    number = len(found.starts)
+    if number:
+        most = int(found.lengths.argmax())
+        message = (
+            f"users have {BURST} events or more in one second {count(number, 'time')}, "
+            f"{int(found.lengths.sum()):,} events in all (most: {found.lengths[most]}, "
+            f"{_event(dataset, times, int(found.starts[most]))})"
+        )
+        fix = (
+            "their order is that of the file; remove events of robots and imports, or order them "
+            "by a column position"
+        )
+        problems.append(Problem("warning", message, fix))
+    return number
+
+
+def _event(dataset: Dataset, times: Times, number: int) -> str:
+    user = int(np.searchsorted(dataset.histories.offsets, number, side="right")) - 1
+    item = dataset.item_ids[int(dataset.histories.values[number])]
+    return f"user {dataset.users[user]!r}, item {item!r}, {_iso(times[number])}"
 
 
 def _coverage(column: pl.Series) -> float:

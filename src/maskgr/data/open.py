@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from maskgr.artefact import is_artefact, read_manifest
 from maskgr.data.config import DataConfig, SyntheticConfig
@@ -28,7 +30,8 @@ def open_dataset(data: str, config: DataConfig | None = None, *, progress: bool 
     dataset = fetch(data, progress=progress)
     if config == DataConfig():
         return dataset
-    tables = Tables.of(dataset.interactions(), dataset.items, dataset.embeddings, data)
+    log, items = dataset.interactions(), dataset.items
+    tables = Tables.of(log, items, dataset.embeddings, data, config.columns)
     return Dataset.from_tables(tables, config, Problems(), dataset.provenance)
 
 
@@ -39,12 +42,11 @@ def fetch(name: str, *, synthetic: SyntheticConfig | None = None, progress: bool
     if name not in SOURCES:
         known = ", ".join([SYNTHETIC, *SOURCES])
         raise SourceError(f"{name!r} is neither a folder nor a source; the sources are {known}")
-    ready = cache_folder() / "datasets" / name
+    ready, source = cache_folder() / "datasets" / name, SOURCES[name]
     if is_artefact(ready):
-        return Dataset.load(ready)
-    source = SOURCES[name]
+        return Dataset.load(ready, config=DataConfig(text=source.text))
     tables = Tables.of(*read_source(source, progress=progress), None, name)
-    config = DataConfig(k_core=source.k_core)
+    config = DataConfig(k_core=source.k_core, text=source.text)
     dataset = Dataset.from_tables(tables, config, Problems(), {"source": name})
     check_counts(source, len(dataset.users), len(dataset.items), len(dataset.histories.values))
     try:
@@ -58,7 +60,8 @@ def from_shop(shop: Shop) -> Dataset:
     """The generated shop as a Dataset; its provenance holds the config to generate it again."""
     tables = Tables.of(shop.interactions, shop.items, None, SYNTHETIC)
     provenance = {"source": SYNTHETIC, SYNTHETIC: asdict(shop.config)}
-    return Dataset.from_tables(tables, DataConfig(), Problems(), provenance)
+    config = DataConfig(text=tuple(shop.items.columns[1:]))  # the price, too
+    return Dataset.from_tables(tables, config, Problems(), provenance)
 
 
 def shop_of(dataset: Dataset) -> Shop | None:
@@ -77,13 +80,13 @@ def inspect_data(data: str, config: DataConfig | None = None) -> Inspection:
     saved = is_artefact(data)
     if not saved and not Path(data).exists():
         return inspect_dataset(open_dataset(data, config))
-    problems = Problems(strict=False)
+    problems, config = Problems(strict=False), config or DataConfig()
+    provenance: Mapping[str, Any] = {"source": data}
     try:
-        if saved:
-            read_manifest(data, KIND, SCHEMA)  # checks every file against its checksum
-        tables = read_folder(Path(data))
-        dataset = Dataset.from_tables(tables, config or DataConfig(), problems, {"source": data})
-        return inspect_dataset(dataset)
+        if saved:  # checks every file against its checksum
+            provenance = read_manifest(data, KIND, SCHEMA).config
+        tables = read_folder(Path(data), config.columns)
+        return inspect_dataset(Dataset.from_tables(tables, config, problems, provenance))
     except (DataError, ArtefactError) as error:
         # Nothing more can be read: report the problems found so far.
         message, _, fix = str(error).rpartition("; ")

@@ -30,6 +30,7 @@ class Source:
     users: int  # counts after the k-core
     items: int
     interactions: int
+    text: tuple[str, ...]  # columns of the items
     read: Callable[..., tuple[pl.DataFrame, pl.DataFrame]]  # paths of `files` -> log, items
 
     @property
@@ -47,6 +48,7 @@ def _amazon(name: str, category: str, users: int, items: int, interactions: int)
         users=users,
         items=items,
         interactions=interactions,
+        text=("title", "brand", "categories", "description", "price"),
         read=read_amazon,
     )
 
@@ -63,6 +65,7 @@ _ML_1M = Source(
     users=6_040,
     items=3_416,
     interactions=999_611,
+    text=("title", "year", "genres"),
     read=read_ml_1m,
 )
 

@@ -52,30 +52,70 @@ def leave_out(histories: Sequences, k: int = 1) -> Split:
     """Splits each history: its last `k` items are test, the `k` before validation, the rest train.
 
     The history of a test case includes the validation items. A user with fewer than 2k + 1 items
-    is used for training only.
+    is used for training only. Where events have weights, targets alone are held out: a history
+    reaches up to the first of its case's targets, and what comes after the test is left out.
     """
     if k < 1:
         raise RequestError(f"leave-{k}-out is impossible; hold out at least one item")
-    users = np.flatnonzero(histories.lengths > 2 * k)
+    users, held = _held_out(histories, 2 * k)
     if not len(users):
+        what = "items" if histories.weights is None else "events that are targets"
         longest = int(histories.lengths.max(initial=0))
         raise DataError(
-            f"no user has the {2 * k + 1} items that leave-{k}-out needs (the longest history has "
+            f"no user has the {2 * k + 1} {what} that leave-{k}-out needs (the longest history has "
             f"{longest}); give longer histories"
         )
-    lengths = histories.lengths
-    train_lengths = np.where(lengths > 2 * k, lengths - 2 * k, lengths)
-    train = histories.keep(histories.places < np.repeat(train_lengths, lengths))
-    return Split(train, _holdout(histories, users, k, k), _holdout(histories, users, k, 0))
+    train_lengths = histories.lengths.copy()
+    train_lengths[users] = held[:, 0]
+    return Split(
+        _up_to(histories, train_lengths),
+        _holdout(histories, users, held[:, :k]),
+        _holdout(histories, users, held[:, k:]),
+    )
 
 
-def _holdout(histories: Sequences, users: npt.NDArray[np.int64], k: int, after: int) -> Holdout:
-    """Cases whose targets are the `k` items before the last `after` items of each history."""
+def has_holdout(histories: Sequences, k: int = 1) -> npt.NDArray[np.bool_]:
+    """(sequences,) whether leave-k-out holds out items of the history."""
+    found = np.zeros(len(histories), dtype=bool)
+    found[_held_out(histories, 2 * k)[0]] = True
+    return found
+
+
+def last_targets(histories: Sequences) -> Holdout:
+    """Every history's last target as a case; those that nothing comes before only if all are so."""
+    users, held = _held_out(histories, 1)
+    if not len(users):
+        users, held = _held_out(histories, 1, least=0)
+    return _holdout(histories, users, held)
+
+
+def _held_out(
+    histories: Sequences, count: int, least: int = 1
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The sequences whose last `count` targets come after `least` values or more, and (sequences,
+    count) the places of these targets."""
+    if histories.weights is None:
+        rows = np.flatnonzero(histories.lengths >= count + least)
+        return rows, histories.lengths[rows][:, None] + np.arange(-count, 0)
+    places, counts = histories.places[histories.is_target], histories.target_counts
+    rows = np.flatnonzero(counts >= count)
+    held = places[np.cumsum(counts)[rows][:, None] + np.arange(-count, 0)]
+    late = held[:, 0] >= least
+    return rows[late], held[late]
+
+
+def _holdout(
+    histories: Sequences, users: npt.NDArray[np.int64], held: npt.NDArray[np.int64]
+) -> Holdout:
+    """Cases whose targets are at the places `held` (users, k) of the users' histories."""
     chosen = histories.select(users)
-    first = chosen.offsets[1:] - k - after  # (cases,)
-    targets = chosen.values[first[:, None] + np.arange(k)]
-    ends = np.repeat(chosen.lengths - k - after, chosen.lengths)
-    return Holdout(users, chosen.keep(chosen.places < ends), targets)
+    targets = chosen.values[chosen.offsets[:-1][:, None] + held]
+    return Holdout(users, _up_to(chosen, held[:, 0]), targets)
+
+
+def _up_to(histories: Sequences, lengths: npt.NDArray[np.int64]) -> Sequences:
+    """The first `lengths` (sequences,) values of each sequence."""
+    return histories.keep(histories.places < np.repeat(lengths, histories.lengths))
 
 
 def sparsify(train: Sequences, drop: float, seed: int = 0) -> Sequences:

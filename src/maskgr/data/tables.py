@@ -7,8 +7,8 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,13 @@ class Table:
     frame: pl.DataFrame
     name: str
 
+    def renamed(self, columns: Mapping[str, str], wanted: tuple[str, ...]) -> Table:
+        """With the `wanted` names in place of those that `columns` has for them."""
+        names = {columns[ours]: ours for ours in wanted if ours in columns}
+        names = {theirs: ours for theirs, ours in names.items() if theirs in self.frame.columns}
+        others = [ours for theirs, ours in names.items() if theirs != ours]  # replaced if present
+        return replace(self, frame=self.frame.drop(others, strict=False).rename(names))
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -48,19 +55,46 @@ class Tables:
     embeddings: Matrix | None = None
 
     @classmethod
-    def of(cls, interactions: Any, items: Any, embeddings: Any, name: str) -> Tables:
-        """Wraps frames in memory; `name` is the prefix of their names in messages."""
-        return cls(
-            from_frame(interactions, f"{name} interactions"),
-            None if items is None else from_frame(items, f"{name} items"),
+    def of(
+        cls,
+        interactions: Any,
+        items: Any,
+        embeddings: Any,
+        name: str,
+        columns: Mapping[str, str] | None = None,
+    ) -> Tables:
+        """Wraps frames in memory; `name` is the prefix of their names in messages, `columns` the
+        names of the frames' columns by ours."""
+        ids = _id_columns(columns)
+        tables = cls(
+            from_frame(interactions, f"{name} interactions", ids),
+            None if items is None else from_frame(items, f"{name} items", ids),
             None
             if embeddings is None
             else Matrix(np.asarray(embeddings), None, f"{name} embeddings"),
         )
+        return tables.renamed(columns or {})
+
+    def renamed(self, columns: Mapping[str, str]) -> Tables:
+        """With our names, where `columns` has others for them; each has to be in some table."""
+        present = [t for t in (self.interactions, self.items) if t is not None]
+        for ours, theirs in columns.items():
+            tables = present if ours == "item_id" else present[:1]
+            if not any(theirs in table.frame.columns for table in tables):
+                has = "; ".join(f"{t.name} has {', '.join(t.frame.columns)}" for t in tables)
+                raise DataError(
+                    f"no table has the column {theirs!r} that --columns names for {ours} ({has}); "
+                    "check its spelling"
+                )
+        items = None if self.items is None else self.items.renamed(columns, ("item_id",))
+        return replace(
+            self, interactions=self.interactions.renamed(columns, tuple(columns)), items=items
+        )
 
 
-def read_folder(folder: Path) -> Tables:
-    """Reads `interactions.*` and, if present, `items.*` and `embeddings.*`."""
+def read_folder(folder: Path, columns: Mapping[str, str] | None = None) -> Tables:
+    """Reads `interactions.*` and, if present, `items.*` and `embeddings.*`; `columns` has the names
+    of the files' columns by ours."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}; check the path")
     interactions = _find(folder, "interactions", FORMATS)
@@ -71,11 +105,18 @@ def read_folder(folder: Path) -> Tables:
         )
     items = _find(folder, "items", FORMATS)
     embeddings = _find(folder, "embeddings", ("npy", "parquet"))
-    return Tables(
-        interactions=Table(read_table(interactions), str(interactions)),
-        items=Table(read_table(items), str(items)) if items else None,
-        embeddings=read_matrix(embeddings) if embeddings else None,
+    ids = _id_columns(columns)
+    tables = Tables(
+        interactions=Table(read_table(interactions, ids), str(interactions)),
+        items=Table(read_table(items, ids), str(items)) if items else None,
+        embeddings=read_matrix(embeddings, ids[1:]) if embeddings else None,
     )
+    return tables.renamed(columns or {})
+
+
+def _id_columns(columns: Mapping[str, str] | None) -> tuple[str, ...]:
+    """The columns that hold IDs: of users first."""
+    return tuple((columns or {}).get(name, name) for name in ID_COLUMNS)
 
 
 def _find(folder: Path, stem: str, formats: tuple[str, ...]) -> Path | None:
@@ -87,8 +128,8 @@ def _find(folder: Path, stem: str, formats: tuple[str, ...]) -> Path | None:
     return found[0] if found else None
 
 
-def read_table(file: Path) -> pl.DataFrame:
-    """Reads a Parquet, CSV or JSONL file, which may be gzipped."""
+def read_table(file: Path, ids: tuple[str, ...] = ID_COLUMNS) -> pl.DataFrame:
+    """Reads a Parquet, CSV or JSONL file, which may be gzipped; `ids` are the columns of IDs."""
     form = file.name.removesuffix(".gz").rpartition(".")[2]
     if form not in FORMATS:
         raise DataError(f"{file} is not a table; give a .{', .'.join(FORMATS)} file")
@@ -98,14 +139,26 @@ def read_table(file: Path) -> pl.DataFrame:
             return pl.read_parquet(source)
         if form == "csv":
             # IDs stay text: read as numbers, 007 and 7 would become one item.
-            texts = dict.fromkeys(ID_COLUMNS, pl.String)
-            return pl.read_csv(source, infer_schema_length=None, schema_overrides=texts)
-        return _read_jsonl(source, file)
+            texts = dict.fromkeys(ids, pl.String)
+            frame = pl.read_csv(source, infer_schema_length=None, schema_overrides=texts)
+            _refuse_repeated_columns(frame.columns, file)
+            return frame
+        return _read_jsonl(source, file, ids)
 
 
-def _read_jsonl(source: io.BytesIO | Path, file: Path) -> pl.DataFrame:
+def _refuse_repeated_columns(columns: list[str], file: Path) -> None:
+    # polars renames the second of two equal names, and only the first would be read.
+    for column in columns:
+        name, repeated, _ = column.rpartition("_duplicated_")
+        if repeated and name in columns:
+            raise DataError(
+                f"{file} has the column {name!r} twice; rename or remove one of the two"
+            )
+
+
+def _read_jsonl(source: io.BytesIO | Path, file: Path, ids: tuple[str, ...]) -> pl.DataFrame:
     frame = pl.read_ndjson(source, infer_schema_length=None)
-    for column in ID_COLUMNS:
+    for column in ids:
         if frame.schema.get(column) == pl.String:
             content = source.getvalue() if isinstance(source, io.BytesIO) else source.read_bytes()
             _refuse_mixed_json(content, column, file)
@@ -137,8 +190,9 @@ def below(frame: pl.DataFrame, more: pl.DataFrame) -> pl.DataFrame:
         ) from None
 
 
-def read_matrix(file: Path) -> Matrix:
-    """Reads `.npy` with one row per item, or Parquet with `item_id` and one column of lists."""
+def read_matrix(file: Path, ids: tuple[str, ...] = ("item_id",)) -> Matrix:
+    """Reads `.npy` with one row per item, or Parquet with `item_id` and one column of lists; `ids`
+    has another name of `item_id`, which goes first where there are both."""
     name = str(file)
     with _readable(file):
         source = _uncompressed(file)
@@ -146,7 +200,8 @@ def read_matrix(file: Path) -> Matrix:
             return Matrix(np.load(source, allow_pickle=False), None, name)
         frame = pl.read_parquet(source)
     vectors = [c for c, t in frame.schema.items() if isinstance(t, (pl.List, pl.Array))]
-    if "item_id" not in frame.columns or len(vectors) != 1:
+    item_id = next((name for name in (*ids, "item_id") if name in frame.columns), None)
+    if item_id is None or len(vectors) != 1:
         raise DataError(
             f"{name} has the columns {', '.join(frame.columns)}; it needs item_id and one column "
             "of lists of numbers"
@@ -160,7 +215,7 @@ def read_matrix(file: Path) -> Matrix:
             f"{lengths[0]}; give every item a vector of one length"
         )
     values = column.explode().to_numpy().reshape(len(frame), -1)
-    return Matrix(values, frame["item_id"], name)
+    return Matrix(values, frame[item_id], name)
 
 
 @contextlib.contextmanager
@@ -185,15 +240,20 @@ def _uncompressed(file: Path) -> io.BytesIO | Path:
         return io.BytesIO(stream.read())
 
 
-def from_frame(frame: Any, name: str) -> Table:
-    """Wraps a polars or pandas frame."""
+def from_frame(frame: Any, name: str, ids: tuple[str, ...] = ID_COLUMNS) -> Table:
+    """Wraps a polars or pandas frame; `ids` are the columns of IDs."""
     if isinstance(frame, pl.LazyFrame):
         return Table(frame.collect(), name)
     if isinstance(frame, pl.DataFrame):
         return Table(frame, name)
     if type(frame).__module__.split(".")[0] != "pandas":
         raise DataError(f"{name} is a {type(frame).__name__}; give a polars or pandas data frame")
-    for column in ID_COLUMNS:
+    repeated = frame.columns[frame.columns.duplicated()]
+    if len(repeated):
+        raise DataError(
+            f"{name} has the column {repeated[0]!r} twice; rename or remove one of the two"
+        )
+    for column in ids:
         if column in frame.columns:
             _refuse_mixed_pandas(frame[column], column, name)
     return Table(pl.from_pandas(frame), name)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from maskgr.errors import RequestError
-from maskgr.settings import require_at_least, require_choice
+from maskgr.settings import require_choice, require_numbers
 
 Retrieval = Literal["auto", "generative", "dense", "unified"]
 Order = Literal["random", "greedy", "left-to-right"]
@@ -41,8 +40,11 @@ class DecodingConfig:
         require_choice("decoding.retrieval", self.retrieval, Retrieval)
         require_choice("decoding.order", self.order, Order)
         require_choice("decoding.cache", self.cache, Cache)
-        require_at_least("decoding.steps", self.steps, 0)
-        require_at_least("decoding.beams", self.beams, 1)
-        require_at_least("decoding.remask", self.remask, 0)
-        if not 0 <= self.guidance < float("inf"):
-            raise RequestError(f"decoding.guidance is {self.guidance}; it must be 0 or more")
+        require_numbers(
+            self,
+            "decoding.",
+            steps=(0, 10_000),
+            beams=(1, 100_000),
+            guidance=(0, 1000),
+            remask=(0, 10_000),
+        )

@@ -26,7 +26,9 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from maskgr.data.config import MAX_SEED
 from maskgr.data.dataset import Dataset
+from maskgr.data.sequences import Counts
 from maskgr.data.splits import Split
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig
@@ -34,12 +36,13 @@ from maskgr.decoding.matching import Filters
 from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.nn.scoring import pairs
-from maskgr.settings import apply_settings
+from maskgr.settings import apply_settings, require_numbers
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.fit import FitConfig, Fitted, Trainable, fit
 from maskgr.training.workspace import Workspace
 
 T = TypeVar("T")
+MIN_MINUTES = 0.01  # less is over before the first step
 
 MODELS = {  # imported when first asked for
     "maskgr": "maskgr.models.maskgr.model:MaskGR",
@@ -78,10 +81,13 @@ class TrainConfig:
     """`auto` (cuda, else mps, else cpu) or a torch device, for everything that computes."""
 
     def __post_init__(self) -> None:
-        if self.history_limit < 1:
-            raise RequestError(f"history_limit is {self.history_limit}; use 1 or more")
-        if not 0 <= self.seed < 2**63:
-            raise RequestError(f"seed is {self.seed}; use 0 or more, below 2^63")
+        require_numbers(
+            self,
+            leave_out=(1, 1000),
+            sparsify=(0, 0.99),
+            history_limit=(1, 100_000),
+            seed=(0, MAX_SEED),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -102,6 +108,7 @@ def from_dict(kind: type[Any], values: Mapping[str, Any]) -> Any:
         if is_dataclass(hints[f.name])
         else values[f.name]
         for f in fields(kind)
+        if f.name in values  # what came later has its default
     }
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
 
@@ -127,9 +134,9 @@ class Training:
     fits: dict[str, Fitted] = field(default_factory=dict)  # how each stage ended, by its folder
 
     @property
-    def counts(self) -> npt.NDArray[np.int64]:
-        """(items,) training events of each item."""
-        return np.bincount(self.split.train.values, minlength=len(self.data.items))
+    def counts(self) -> Counts:
+        """(items,) training events of each item, by weight."""
+        return self.split.train.counts(len(self.data.items))
 
     def fit(
         self,
@@ -335,6 +342,16 @@ def train_config(
         config = replace(config, fit=replace(config.fit, minutes=0.0))  # steps replace minutes
     if minutes is not None:
         config = replace(config, fit=replace(config.fit, minutes=minutes))
+        if minutes < MIN_MINUTES:
+            raise RequestError(
+                f"--minutes {minutes:g} leaves no time to train; give {MIN_MINUTES} or more, or "
+                "leave it out for the time of the preset"
+            )
+    if 0 < config.fit.minutes < MIN_MINUTES:
+        raise RequestError(
+            f"fit.minutes is {config.fit.minutes:g}, which leaves no time to train; give "
+            f"{MIN_MINUTES} or more, or 0 to train for fit.steps"
+        )
     return replace(
         config,
         seed=config.seed if seed is None else seed,

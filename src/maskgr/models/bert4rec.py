@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maskgr.data.sequences import Sequences
+from maskgr.data.sequences import Counts, Sequences
 from maskgr.data.splits import Holdout
 from maskgr.devices import pick_device
-from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training
 from maskgr.models.maskgr.noise import last_items, mask_share
@@ -31,7 +30,7 @@ from maskgr.nn.item_vectors import ItemVectors
 from maskgr.nn.softmax import NegativeSampler, catalogue_cross_entropy, sampled_cross_entropy
 from maskgr.nn.transformer import Dropout, Encoder, Layout, TransformerConfig
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
-from maskgr.settings import require_at_least, require_choice
+from maskgr.settings import require_choice, require_numbers
 from maskgr.training.fit import Batch, FitConfig, Trainable
 
 WEIGHTS = "network.safetensors"
@@ -61,16 +60,7 @@ class Bert4RecConfig:
     def __post_init__(self) -> None:
         require_choice("loss", self.loss, Loss)
         require_choice("head", self.head, Head)
-        require_at_least("negatives", self.negatives, 1)
-        if not 0 <= self.mask_ratio <= 1:
-            raise RequestError(
-                f"mask_ratio is {self.mask_ratio}; use a share above 0, 1 at most, or 0 for the "
-                "published one"
-            )
-        if not 0 <= self.last_item_share <= 1:
-            raise RequestError(
-                f"last_item_share is {self.last_item_share}; it is a share, from 0 to 1"
-            )
+        require_numbers(self, mask_ratio=(0, 1), last_item_share=(0, 1), negatives=(1, 10**8))
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,13 +84,14 @@ class Bert4Rec(Trainable):
     needs: ClassVar = "nothing"
     Config: ClassVar[type[Any]] = Bert4RecConfig
     supports_ddp: ClassVar = True
+    weighs_events = True
     uses_sids: ClassVar = False
     presets: ClassVar[Mapping[str, TrainConfig]]
 
     def __init__(
         self,
         config: Bert4RecConfig,
-        counts: npt.NDArray[np.int64],
+        counts: Counts,
         history_limit: int = 20,
     ) -> None:
         """`counts` (items,): training events of each item, from which negatives are drawn."""
@@ -172,7 +163,8 @@ class Bert4Rec(Trainable):
         chosen = torch.rand(len(sequences), generator=generator) < self.config.last_item_share
         masked = torch.where(chosen[owners], last_items(owners, 1), masked)
         negatives = self._sampler.draw(generator) if self.config.loss == "sampled" else None
-        return MaskedBatch(sequences, float(masked.sum()), masked, negatives)
+        weight = sequences.keep(masked.numpy()).total_weight
+        return MaskedBatch(sequences, weight, masked, negatives)
 
     def forward(self, batch: MaskedBatch) -> Tensor:
         """() the summed loss of the masked items."""
@@ -180,8 +172,11 @@ class Bert4Rec(Trainable):
             return 0 * sum((p.sum() for p in self.parameters()), self.mask.sum())
         queries = self.queries(self.encode(batch.sequences, batch.masked))
         targets = torch.from_numpy(batch.sequences.values)[batch.masked].to(self.device).long()
+        weights = batch.target_weights(self.device)
+        if weights is not None:
+            weights = weights[batch.masked.to(self.device)]
         if batch.negatives is None:
-            return catalogue_cross_entropy(queries, self.vectors(), targets)
+            return catalogue_cross_entropy(queries, self.vectors(), targets, weights=weights)
         negatives = batch.negatives.to(self.device)
         return sampled_cross_entropy(
             queries,
@@ -189,6 +184,7 @@ class Bert4Rec(Trainable):
             self.vectors(negatives),
             log_q_negatives=self._sampler.log_q(negatives),
             hits=targets[:, None] == negatives,
+            weights=weights,
         )
 
     def validate(self, holdout: Holdout) -> dict[str, float]:

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maskgr.data.sequences import Sequences
+from maskgr.data.sequences import Counts, Sequences
 from maskgr.data.splits import Holdout
 from maskgr.devices import pick_device
-from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training
 from maskgr.models.sasrec import NegativeBatch, SASRec, SASRecConfig
@@ -32,7 +31,7 @@ from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import catalogue_cross_entropy
 from maskgr.nn.transformer import Dropout, Encoder, Layout, TransformerConfig
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
-from maskgr.settings import require_at_least
+from maskgr.settings import require_numbers
 from maskgr.training.fit import FitConfig, Trainable
 
 WEIGHTS = "network.safetensors"
@@ -60,16 +59,17 @@ class CaDiRecConfig:
     """Divides the products of states in the contrastive loss."""
 
     def __post_init__(self) -> None:
-        for name in ("denoiser_layers", "diffusion_steps", "nearest"):
-            require_at_least(name, getattr(self, name), 1)
-        for name in ("denoiser_dropout", "noised_share"):
-            if not 0 <= getattr(self, name) < 1:
-                raise RequestError(f"{name} is {getattr(self, name)}; use 0 or more, below 1")
-        for name in ("diffusion_weight", "contrast_weight"):
-            if not getattr(self, name) >= 0:
-                raise RequestError(f"{name} is {getattr(self, name)}; use 0 or more")
-        if not self.temperature > 0:
-            raise RequestError(f"temperature is {self.temperature}; use a number above 0")
+        require_numbers(
+            self,
+            denoiser_layers=(1, 1000),
+            denoiser_dropout=(0, 0.99),
+            noised_share=(0, 0.99),
+            diffusion_steps=(1, 100_000),
+            nearest=(1, 100_000),
+            diffusion_weight=(0, 1000),
+            contrast_weight=(0, 1000),
+            temperature=(1e-4, 100),
+        )
 
     @property
     def denoiser(self) -> TransformerConfig:
@@ -137,12 +137,11 @@ class CaDiRec(Trainable):
     needs: ClassVar = "nothing"
     Config: ClassVar[type[Any]] = CaDiRecConfig
     supports_ddp: ClassVar = True
+    weighs_events = True  # in the backbone's loss; the other two are about context
     uses_sids: ClassVar = False
     presets: ClassVar[Mapping[str, TrainConfig]]
 
-    def __init__(
-        self, config: CaDiRecConfig, counts: npt.NDArray[np.int64], history_limit: int = 20
-    ) -> None:
+    def __init__(self, config: CaDiRecConfig, counts: Counts, history_limit: int = 20) -> None:
         """`counts` (items,): training events of each item."""
         super().__init__()
         self.config, self.counts = config, counts

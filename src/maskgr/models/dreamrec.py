@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from maskgr.data.sequences import Sequences
+from maskgr.data.sequences import Counts, Sequences
 from maskgr.data.splits import Holdout
 from maskgr.decoding.orders import history_seeds
 from maskgr.devices import pick_device
@@ -38,10 +38,10 @@ from maskgr.nn.gaussian import (
     seeded_noise,
     time_embedding,
 )
-from maskgr.nn.softmax import catalogue_cross_entropy
+from maskgr.nn.softmax import catalogue_cross_entropy, weighted_sum
 from maskgr.nn.transformer import Dropout, Encoder, Layout, TransformerConfig, causal_mask
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
-from maskgr.settings import require_at_least, require_choice
+from maskgr.settings import require_choice, require_numbers
 from maskgr.training.fit import Batch, FitConfig, Trainable
 
 WEIGHTS = "network.safetensors"
@@ -73,19 +73,19 @@ class DreamRecConfig:
     def __post_init__(self) -> None:
         require_choice("embeddings", self.embeddings, Embeddings)
         require_choice("schedule", self.schedule, Schedule)
-        require_at_least("diffusion_steps", self.diffusion_steps, 1)
-        require_at_least("sampling_steps", self.sampling_steps, 0)
+        require_numbers(
+            self,
+            temperature=(1e-4, 100),
+            diffusion_steps=(1, 100_000),
+            null_share=(0, 0.99),
+            guidance=(0, 1000),
+            sampling_steps=(0, 100_000),
+        )
         if self.sampling_steps > self.diffusion_steps:
             raise RequestError(
                 f"sampling_steps is {self.sampling_steps}, more than the {self.diffusion_steps} "
                 "diffusion_steps; use as many at most"
             )
-        if not self.temperature > 0:
-            raise RequestError(f"temperature is {self.temperature}; use a number above 0")
-        if not 0 <= self.null_share < 1:
-            raise RequestError(f"null_share is {self.null_share}; use 0 or more, below 1")
-        if not self.guidance >= 0:
-            raise RequestError(f"guidance is {self.guidance}; use 0 or more")
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,13 +134,14 @@ class DreamRec(Trainable):
     needs: ClassVar = "nothing"
     Config: ClassVar[type[Any]] = DreamRecConfig
     supports_ddp: ClassVar = True
+    weighs_events = True
     uses_sids: ClassVar = False
     presets: ClassVar[Mapping[str, TrainConfig]]
 
     def __init__(
         self,
         config: DreamRecConfig,
-        counts: npt.NDArray[np.int64],
+        counts: Counts,
         history_limit: int = 10,
         seed: int = 0,
     ) -> None:
@@ -203,7 +204,7 @@ class DreamRec(Trainable):
         count = len(sequences.without_last().values)
         return NoisyBatch(
             sequences,
-            float(max(count, 1)),
+            sequences.keep(sequences.places > 0).total_weight or 1.0,
             times=torch.randint(self.diffusion.steps, (count,), generator=generator),
             noise=torch.randn(count, self.width, generator=generator),
             unguided=torch.rand(count, generator=generator) < self.config.null_share,
@@ -216,26 +217,36 @@ class DreamRec(Trainable):
             return 0 * sum((p.sum() for p in self.parameters()), self.null.sum())
         sequences, table = batch.sequences.select(rows), self.vectors()
         hidden = self.encode(sequences.without_last(), table)
-        targets = self._numbers(sequences)[torch.from_numpy(sequences.places > 0)]
+        later = torch.from_numpy(sequences.places > 0)
+        targets, weights = self._numbers(sequences)[later], None
+        if sequences.weights is not None:
+            weights = torch.from_numpy(sequences.weights)[later].to(self.device)
         guidance = torch.where(batch.unguided[:, None].to(self.device), self.null, hidden)
         if self.query is None:
-            return self._squared_error(batch, guidance, table, targets)[0]
-        history = catalogue_cross_entropy(self.queries(self.query(hidden)), table, targets)
+            return self._squared_error(batch, guidance, table, targets, weights)[0]
+        queries = self.queries(self.query(hidden))
+        history = catalogue_cross_entropy(queries, table, targets, weights=weights)
         # The diffusion would teach embeddings to be far apart, so that little noise hides none.
         table = table.detach()
-        error, predicted = self._squared_error(batch, guidance, table, targets)
-        diffusion = catalogue_cross_entropy(self.queries(predicted), table, targets)
+        error, predicted = self._squared_error(batch, guidance, table, targets, weights)
+        queries = self.queries(predicted)
+        diffusion = catalogue_cross_entropy(queries, table, targets, weights=weights)
         return history + error + diffusion
 
     def _squared_error(
-        self, batch: NoisyBatch, guidance: Tensor, table: Tensor, targets: Tensor
+        self,
+        batch: NoisyBatch,
+        guidance: Tensor,
+        table: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """() the squared error of an entry, summed over `targets` (targets,); and (targets, width)
-        what is predicted."""
+        """() the squared error of an entry, summed over `targets` (targets,), each times its weight
+        (targets,) where there are weights; and (targets, width) what is predicted."""
         clean, times = functional.embedding(targets, table), batch.times.to(self.device)
         noisy = self.diffusion.noised(clean, times, batch.noise.to(self.device))
         predicted: Tensor = self.denoiser(noisy, guidance, times)
-        return (predicted - clean).square().mean(1).sum(), predicted
+        return weighted_sum((predicted - clean).square().mean(1), weights), predicted
 
     def validate(self, holdout: Holdout) -> dict[str, float]:
         return validation_recall(self.rank, holdout, len(self.counts))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from maskgr.data.sequences import Sequences
+from maskgr.data.sequences import Counts, Sequences
 from maskgr.data.splits import Holdout
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig
@@ -41,12 +41,11 @@ class Generative(Trainable):
 
     needs: ClassVar = "item text or embeddings"
     supports_ddp: ClassVar = True
+    weighs_events = True
     uses_sids: ClassVar = True
     presets: ClassVar[Mapping[str, TrainConfig]]
 
-    def __init__(
-        self, config: TrainConfig, sids: SemanticIds, counts: npt.NDArray[np.int64]
-    ) -> None:
+    def __init__(self, config: TrainConfig, sids: SemanticIds, counts: Counts) -> None:
         """`counts` (items,): training events of each item; they rank items that share an ID."""
         super().__init__()
         self.config, self.sids, self.counts = config, sids, counts
@@ -204,7 +203,7 @@ class Generative(Trainable):
     def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> Self:
         """New items get semantic IDs from the fitted codebooks; nothing is trained again."""
         sids = self.sids.encode_new(items, embeddings=embeddings, device=self.device.type)
-        counts = np.concatenate([self.counts, np.zeros(len(items), dtype=np.int64)])
+        counts = np.concatenate([self.counts, np.zeros(len(items), dtype=self.counts.dtype)])
         model = type(self)(self.config, sids, counts)
         model.load_state_dict(self.state_dict())
         return model.to(self.device).eval()

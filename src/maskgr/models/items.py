@@ -11,14 +11,13 @@ from maskgr.sids.item_text import ItemText
 from maskgr.sids.semantic_ids import SemanticIds
 
 
-def item_text(training: Training, encoder: EncoderConfig, *, optional: bool = False) -> ItemText:
+def item_text(training: Training, encoder: EncoderConfig) -> ItemText:
     """The embeddings of the items' texts."""
     work, device = training.work, training.config.device
 
     def make(folder: Path) -> None:
-        ItemText.make(
-            training.data, encoder, device=device, optional=optional, progress=work.progress
-        ).save(folder)
+        made = ItemText.make(training.data, encoder, device=device, progress=work.progress)
+        made.save(folder)
 
     return ItemText.load(work.once("text", make))
 

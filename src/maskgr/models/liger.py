@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from maskgr.data.sequences import Counts
 from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.decoding.decoder import Ranking
 from maskgr.decoding.denoiser import Denoiser
@@ -42,7 +43,7 @@ from maskgr.models.tiger import (
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import catalogue_cross_entropy, log_normaliser
 from maskgr.nn.transformer import Dropout
-from maskgr.settings import require_at_least
+from maskgr.settings import require_numbers
 from maskgr.sids.semantic_ids import SemanticIds
 
 TEMPERATURE = 0.07  # of the softmax over cosines, as published
@@ -56,7 +57,7 @@ class LigerConfig(TigerConfig):
     """Entries between the two maps from an item's text to its vector."""
 
     def __post_init__(self) -> None:
-        require_at_least("text_hidden", self.text_hidden, 1)
+        require_numbers(self, text_hidden=(1, 1_000_000))
 
 
 class TextVectors(nn.Module):
@@ -95,9 +96,7 @@ class Liger(Tiger):
     piece_tokens = None  # each piece would compute the vectors of the whole catalogue
     retrievals: ClassVar[tuple[Retrieval, ...]] = ("unified", "generative", "dense")
 
-    def __init__(
-        self, config: TrainConfig, sids: SemanticIds, counts: npt.NDArray[np.int64]
-    ) -> None:
+    def __init__(self, config: TrainConfig, sids: SemanticIds, counts: Counts) -> None:
         super().__init__(config, sids, counts)
         own, width = config.model, self.network.width
         self.text = TextVectors(
@@ -151,7 +150,9 @@ class Liger(Tiger):
         if self.network.attention == "causal":  # a query at every item's last token
             ends = (encoded.layout.positions % self.levels == 0).nonzero().squeeze(1)
         queries = self.queries(encoded, ends)
-        by_item = catalogue_cross_entropy(queries, self.table(), targets.numbers)
+        by_item = catalogue_cross_entropy(
+            queries, self.table(), targets.numbers, weights=targets.weights
+        )
         return super().loss(encoded, targets) + self.levels * by_item
 
     # Retrieval

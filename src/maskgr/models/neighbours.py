@@ -17,10 +17,11 @@ import polars as pl
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from maskgr.data.sequences import Sequences
-from maskgr.errors import ArtefactError, RequestError
+from maskgr.data.sequences import Counts, Sequences
+from maskgr.errors import ArtefactError
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training
+from maskgr.settings import require_numbers
 from maskgr.training.fit import FitConfig
 
 SPAN = 3  # places after an item that count as following it, each half as much as the one before
@@ -36,8 +37,7 @@ class NeighboursConfig:
     """Neighbours kept of each item."""
 
     def __post_init__(self) -> None:
-        if self.most < 1:
-            raise RequestError(f"most is {self.most}; keep 1 neighbour of an item or more")
+        require_numbers(self, most=(1, 100_000))
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +45,7 @@ class Neighbours:
     """The strongest neighbours of every item, best first.
 
     A strength is how often one item followed the other, over the square root of both their counts.
+    An event counts by its weight where it is the one that follows, and as one where others follow.
     """
 
     about: ClassVar = "items that came soon after the last ones of the history"
@@ -57,22 +58,25 @@ class Neighbours:
     }
     items: npt.NDArray[np.int32]  # (items, most) -1 where there are no more
     strengths: npt.NDArray[np.float32]  # (items, most) 0 where there are no more
-    counts: npt.NDArray[np.int64]  # (items,) training events
+    counts: Counts  # (items,) training events, by weight
 
     @classmethod
     def count(cls, histories: Sequences, n_items: int, most: int) -> Self:
         """Counts which item followed which in the training `histories`."""
-        counts = np.bincount(histories.values, minlength=n_items)
+        counts = histories.counts(n_items)
+        before = np.bincount(histories.values, minlength=n_items)  # (items,) context, too
         pairs, shares = [], []
         for gap in range(1, SPAN + 1):
             first, then = histories.values[:-gap], histories.values[gap:]
             together = (histories.places[gap:] >= gap) & (first != then)
+            together &= histories.is_target[gap:]
             pairs.append(first[together] * np.int64(n_items) + then[together])
-            shares.append(np.full(len(pairs[-1]), 0.5 ** (gap - 1)))
+            weights = 1.0 if histories.weights is None else histories.weights[gap:][together]
+            shares.append(np.full(len(pairs[-1]), 0.5 ** (gap - 1)) * weights)
         found, which = np.unique(np.concatenate(pairs), return_inverse=True)
         owners, others = np.divmod(found, n_items)
         strengths = np.bincount(which, np.concatenate(shares)) / np.sqrt(
-            (counts[owners] + 1.0) * (counts[others] + 1.0)
+            (before[owners] + 1.0) * (counts[others] + 1.0)
         )
         order = np.lexsort((others, -strengths, owners))
         owners, others, strengths = owners[order], others[order], strengths[order]
@@ -82,7 +86,7 @@ class Neighbours:
         values = np.zeros((n_items, most), dtype=np.float32)
         items[owners[kept], rank[kept]] = others[kept]
         values[owners[kept], rank[kept]] = strengths[kept]
-        return cls(items, values, counts.astype(np.int64))
+        return cls(items, values, counts)
 
     def after(self, histories: Sequences) -> tuple[Sequences, npt.NDArray[np.float32]]:
         """The neighbours of each history's last items, and (values,) how strongly they follow.
@@ -167,7 +171,7 @@ class Neighbours:
         return Neighbours(
             np.concatenate([self.items, np.full(shape, -1, dtype=np.int32)]),
             np.concatenate([self.strengths, np.zeros(shape, dtype=np.float32)]),
-            np.concatenate([self.counts, np.zeros(len(items), dtype=np.int64)]),
+            np.concatenate([self.counts, np.zeros(len(items), dtype=self.counts.dtype)]),
         )
 
     def save(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import polars as pl
 from safetensors.numpy import load_file, save_file
 
-from maskgr.data.sequences import Sequences
+from maskgr.data.sequences import Counts, Sequences
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training
 from maskgr.training.fit import FitConfig
@@ -35,7 +35,7 @@ class Popularity:
     presets: ClassVar[Mapping[str, TrainConfig]] = {
         "cpu": TrainConfig("popularity", PopularityConfig(), FitConfig())
     }
-    counts: npt.NDArray[np.int64]  # (items,) training events
+    counts: Counts  # (items,) training events, by weight
 
     @classmethod
     def learn(cls, training: Training) -> Self:
@@ -64,7 +64,8 @@ class Popularity:
 
     def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> Popularity:
         """New items, which nobody took yet."""
-        return Popularity(np.concatenate([self.counts, np.zeros(len(items), dtype=np.int64)]))
+        none = np.zeros(len(items), dtype=self.counts.dtype)
+        return Popularity(np.concatenate([self.counts, none]))
 
     def save(self, folder: Path) -> None:
         save_file({"counts": self.counts}, folder / "model.safetensors")

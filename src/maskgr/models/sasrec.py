@@ -19,7 +19,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from maskgr.data.sequences import Sequences
+from maskgr.data.sequences import Counts, Sequences
 from maskgr.data.splits import Holdout
 from maskgr.devices import pick_device
 from maskgr.errors import RequestError
@@ -37,7 +37,7 @@ from maskgr.nn.softmax import (
 )
 from maskgr.nn.transformer import Dropout, Encoder, Layout, TransformerConfig, causal_mask
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
-from maskgr.settings import require_at_least, require_choice
+from maskgr.settings import require_choice, require_numbers
 from maskgr.sids.config import EncoderConfig
 from maskgr.sids.item_text import ItemText
 from maskgr.training.fit import Batch, FitConfig, Trainable
@@ -46,10 +46,13 @@ WRITTEN_OUT = 2**20  # items whose vectors are computed once and kept, where the
 WEIGHTS = "network.safetensors"
 
 
+Loss = Literal["softmax", "sampled", "bce"]
+
+
 @dataclass(frozen=True)
 class SASRecConfig:
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
-    loss: Literal["softmax", "sampled", "bce"] = "softmax"
+    loss: Loss = "softmax"
     """Cross-entropy over all items, over sampled ones, or binary with one negative (published)."""
     negatives: int = 1024
     """Items that a batch is contrasted with where the loss is `sampled`."""
@@ -62,7 +65,8 @@ class SASRecConfig:
 
     def __post_init__(self) -> None:
         require_choice("items", self.items, ItemSource)
-        require_at_least("negatives", self.negatives, 1)
+        require_choice("loss", self.loss, Loss)
+        require_numbers(self, negatives=(1, 10**8))
         if self.repeat_bias and self.loss != "softmax":
             raise RequestError(
                 f"repeat_bias goes with loss=softmax, not with {self.loss}; leave one out"
@@ -91,13 +95,14 @@ class SASRec(Trainable):
     needs: ClassVar = "nothing; item text where items=text or both"
     Config: ClassVar[type[Any]] = SASRecConfig
     supports_ddp: ClassVar = True
+    weighs_events = True
     uses_sids: ClassVar = False
     presets: ClassVar[Mapping[str, TrainConfig]]
 
     def __init__(
         self,
         config: SASRecConfig,
-        counts: npt.NDArray[np.int64],
+        counts: Counts,
         embeddings: Tensor | None = None,
         history_limit: int = 20,
         vectors: nn.Module | None = None,
@@ -174,7 +179,7 @@ class SASRec(Trainable):
         return vectors
 
     def prepare(self, sequences: Sequences, generator: torch.Generator) -> Batch:
-        weight, loss = float(len(sequences.values)), self.config.loss
+        weight, loss = sequences.total_weight, self.config.loss
         if loss == "softmax":
             return Batch(sequences, weight)
         if loss == "sampled":
@@ -192,7 +197,8 @@ class SASRec(Trainable):
         targets = torch.from_numpy(batch.sequences.values).to(self.device).long()
         bonus = self.repeat_bonus(*earlier_items(batch.sequences))
         table = self.items() if self.config.loss == "softmax" else None
-        return self.loss(self.queries(hidden), table, targets, batch, bonus)
+        weights = batch.target_weights(self.device)
+        return self.loss(self.queries(hidden), table, targets, batch, bonus, weights)
 
     def loss(
         self,
@@ -201,23 +207,27 @@ class SASRec(Trainable):
         targets: Tensor,
         batch: Batch,
         bonus: Bonus | None,
+        weights: Tensor | None,
     ) -> Tensor:
-        """() the summed loss of `queries` (rows, width) that ask for `targets` (rows,).
+        """() the summed loss of `queries` (rows, width) that ask for `targets` (rows,), each times
+        its weight (rows,) where there are weights.
 
         `table` (items, width) is for the softmax over all items; samples need no more than theirs.
         """
         if not isinstance(batch, NegativeBatch):
             assert table is not None
-            return catalogue_cross_entropy(queries, table, targets, bonus=bonus)
+            return catalogue_cross_entropy(queries, table, targets, bonus=bonus, weights=weights)
         negatives = batch.negatives.to(self.device)
         if self.config.loss == "bce":
-            return binary_cross_entropy(queries, self.items(targets), self.items(negatives))
+            positives = self.items(targets)
+            return binary_cross_entropy(queries, positives, self.items(negatives), weights)
         return sampled_cross_entropy(
             queries,
             self.items(targets),
             self.items(negatives),
             log_q_negatives=self._sampler.log_q(negatives),
             hits=targets[:, None] == negatives,
+            weights=weights,
         )
 
     def repeat_bonus(
@@ -312,7 +322,7 @@ class SASRec(Trainable):
         model.to(self.device).load_state_dict(state)
         return model.eval()
 
-    def recount(self, counts: npt.NDArray[np.int64]) -> None:
+    def recount(self, counts: Counts) -> None:
         """Takes the `counts` (items,) of other training events, from which negatives are drawn."""
         self.counts = counts
         self._sampler = NegativeSampler(torch.from_numpy(counts), self.config.negatives)

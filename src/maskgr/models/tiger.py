@@ -20,11 +20,10 @@ from itertools import groupby
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from maskgr.data.sequences import Sequences
+from maskgr.data.sequences import Counts, Sequences
 from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.decoding.denoiser import distinct
 from maskgr.errors import RequestError
@@ -69,6 +68,7 @@ class TargetItems(NamedTuple):
 
     numbers: Tensor  # (targets,)
     seen: Tensor  # (targets,) how many items of its sequence come before each
+    weights: Tensor | None  # (targets,) factors on their losses; None: all 1
 
 
 class Tiger(Generative):
@@ -79,9 +79,7 @@ class Tiger(Generative):
     piece_tokens: int | None = 2048  # hidden states of this many tokens stay near a CPU
     retrievals: ClassVar[tuple[Retrieval, ...]] = ("generative",)  # the first is its own
 
-    def __init__(
-        self, config: TrainConfig, sids: SemanticIds, counts: npt.NDArray[np.int64]
-    ) -> None:
+    def __init__(self, config: TrainConfig, sids: SemanticIds, counts: Counts) -> None:
         super().__init__(config, sids, counts)
         own: EncoderDecoderConfig = config.model.network
         self.network = own
@@ -170,8 +168,10 @@ class Tiger(Generative):
             ends = np.minimum(ends, sequences.lengths - 1)
             kept = sequences.places <= np.repeat(ends, sequences.lengths)
             sequences = by_length(sequences.keep(kept))
-            return Batch(sequences, float(len(sequences) * self.levels))
-        return Batch(sequences, float(len(sequences.values) * self.levels))
+            last = np.zeros(len(sequences.values), dtype=bool)
+            last[sequences.offsets[1:] - 1] = True
+            return Batch(sequences, sequences.keep(last).total_weight * self.levels)
+        return Batch(sequences, sequences.total_weight * self.levels)
 
     def forward(self, batch: Batch) -> Tensor:
         """() the summed loss of the batch's targets."""
@@ -182,17 +182,19 @@ class Tiger(Generative):
         )
 
     def _targets(self, sequences: Sequences) -> TargetItems:
-        values, places = sequences.values, sequences.places
-        if self.network.attention == "full":
-            last = sequences.offsets[1:] - 1
-            values, places = values[last], places[last]
-        numbers, seen = torch.from_numpy(values).long(), torch.from_numpy(places)
-        return TargetItems(numbers.to(self.device), seen.to(self.device))
+        chosen = slice(None) if self.network.attention == "causal" else sequences.offsets[1:] - 1
+        values, places = sequences.values[chosen], sequences.places[chosen]
+        weights = None if sequences.weights is None else torch.from_numpy(sequences.weights[chosen])
+        return TargetItems(
+            torch.from_numpy(values).to(self.device).long(),
+            torch.from_numpy(places).to(self.device),
+            None if weights is None else weights.to(self.device),
+        )
 
     def loss(self, encoded: Encoded, targets: TargetItems) -> Tensor:
         """() cross-entropy summed over the digits of the targets."""
         hidden = self.predict(encoded, targets)
-        return self.tokens.cross_entropy(hidden, self.codes[targets.numbers])
+        return self.tokens.cross_entropy(hidden, self.codes[targets.numbers], targets.weights)
 
     # Retrieval
 

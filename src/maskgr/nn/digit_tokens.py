@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from maskgr.nn.softmax import weighted_sum
+
 Logits = Literal["level", "vocabulary"]
 
 
@@ -57,19 +59,22 @@ class DigitTokens(nn.Module):
             logits = logits.masked_fill(~allowed, -torch.inf)
         return logits.log_softmax(-1)
 
-    def cross_entropy(self, hidden: Tensor, codes: Tensor) -> Tensor:
+    def cross_entropy(self, hidden: Tensor, codes: Tensor, weights: Tensor | None = None) -> Tensor:
         """() summed over the digits `codes` (rows, levels), predicted by `hidden` (rows, levels,
-        width)."""
+        width), each times its row's weight (rows,) where there are weights."""
         if self.over == "vocabulary":
             logits = self._logits(hidden.flatten(0, 1), 0, self.starts[-1])
-            return functional.cross_entropy(logits, self.numbers(codes).flatten(), reduction="sum")
+            losses = functional.cross_entropy(
+                logits, self.numbers(codes).flatten(), reduction="none"
+            )
+            return weighted_sum(losses.view_as(codes).sum(1), weights)
         parts = [
             functional.cross_entropy(
-                self._logits(states, *self.starts[level : level + 2]), digits, reduction="sum"
+                self._logits(states, *self.starts[level : level + 2]), digits, reduction="none"
             )
             for level, (states, digits) in enumerate(zip(hidden.unbind(1), codes.T, strict=True))
         ]
-        return torch.stack(parts).sum()
+        return weighted_sum(torch.stack(parts).sum(0), weights)
 
     def _logits(self, hidden: Tensor, start: int, stop: int) -> Tensor:
         """(rows, stop - start) of these tokens. Autocast is off: a logit rounded to bfloat16 is

@@ -27,7 +27,7 @@ from maskgr.nn.transformer import (
     rotary,
     rotate,
 )
-from maskgr.settings import require_at_least, require_choice
+from maskgr.settings import require_choice, require_numbers
 
 Attention = Literal["full", "causal"]
 
@@ -48,8 +48,7 @@ class EncoderDecoderConfig(TransformerConfig):
     """Probabilities run over the level's own codes, or over those of all levels (published)."""
 
     def __post_init__(self) -> None:
-        require_at_least("decoder_layers", self.decoder_layers, 1)
-        require_at_least("head_width", self.head_width, 0)
+        require_numbers(self, decoder_layers=(1, 1000), head_width=(0, 65_536))
         require_choice("attention", self.attention, Attention)
         require_choice("logits", self.logits, Logits)
         super().__post_init__()

@@ -62,17 +62,31 @@ class Bonus:
 
 
 def catalogue_cross_entropy(
-    queries: Tensor, table: Tensor, targets: Tensor, *, bonus: Bonus | None = None
+    queries: Tensor,
+    table: Tensor,
+    targets: Tensor,
+    *,
+    bonus: Bonus | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """() sum over rows of -log softmax(scores of all items)[target], exact, in flat memory.
 
-    `queries` (rows, width), `table` (items, width), `targets` (rows,) int64. Computed in float32
-    even under autocast; in double if queries or table are.
+    `queries` (rows, width), `table` (items, width), `targets` (rows,) int64. `weights` (rows,):
+    factors on the rows' losses; rows of weight 0 are not computed. Computed in float32 even under
+    autocast; in double if queries or table are.
     """
     assert targets.shape == (len(queries),)
     assert _within(targets, len(table))
     bonus = bonus or Bonus.empty(queries.device)
-    inputs = (queries, table, bonus.values, targets, bonus.rows, bonus.items)
+    if weights is None:
+        weights = queries.new_ones(len(queries))
+    elif not weights.all():
+        rows = weights.nonzero().squeeze(1)
+        if not len(rows):
+            return 0 * (queries.sum() + table.sum() + bonus.values.sum())
+        queries, targets, weights = queries[rows], targets[rows], weights[rows]
+        bonus = bonus.select(rows)
+    inputs = (queries, table, bonus.values, targets, bonus.rows, bonus.items, weights)
     if torch.is_grad_enabled():
         return cast(Tensor, _CrossEntropy.apply(*inputs))  # type: ignore[no-untyped-call]
     return _loss_and_gradients(inputs, [False] * 3)[0]
@@ -113,7 +127,7 @@ class _CrossEntropy(torch.autograd.Function):
             None if gradient is None else gradient.mul_(incoming).to(tensor.dtype)
             for gradient, tensor in zip(gradients, inputs[:3], strict=True)
         ]
-        return (*scaled, None, None, None)
+        return (*scaled, None, None, None, None)
 
 
 def _loss_and_gradients(
@@ -121,14 +135,14 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The loss, and its gradients for queries, table and bonus values where `wanted`.
 
-    `inputs`: queries, table, bonus values, targets, bonus rows, bonus items. The gradient of a
-    score is softmax minus one-hot. Only exponentials are as large as a block: what normalises them
-    multiplies the queries or the products instead.
+    `inputs`: queries, table, bonus values, targets, bonus rows, bonus items, weights. The gradient
+    of a score is softmax minus one-hot, times the row's weight. Only exponentials are as large as a
+    block: what normalises them multiplies the queries or the products instead.
     """
-    queries, table, values, targets, bonus_rows, bonus_items = inputs
+    queries, table, values, targets, bonus_rows, bonus_items, weights = inputs
     with torch.autocast(queries.device.type, enabled=False):
         scores = _Scores(queries, table, Bonus(bonus_rows, bonus_items, values))
-        queries = scores.queries
+        queries, weights = scores.queries, weights.to(scores.queries)
         loss = queries.new_zeros(())
         by_queries = torch.empty_like(queries) if wanted[0] else None
         by_table = torch.zeros_like(table, dtype=queries.dtype) if wanted[1] else None
@@ -137,22 +151,23 @@ def _loss_and_gradients(
         for rows in scores.row_blocks:
             softmax = _Softmax(scores, rows, targets[rows], sum_vectors=wanted[0])
             log_total = softmax.total.log()
-            loss += (softmax.top - softmax.target_scores + log_total).sum()
+            loss += (softmax.top - softmax.target_scores + log_total) @ weights[rows]
             torch.add(softmax.top, log_total, out=normalisers[rows])
             if by_queries is not None:
                 torch.div(softmax.vectors, softmax.total[:, None], out=by_queries[rows])
             if by_table is not None:
-                normalised = queries[rows] / softmax.total[:, None]
+                normalised = queries[rows] * (weights[rows] / softmax.total)[:, None]
                 for items in scores.item_blocks:
                     block, factor = softmax.exponentials(items)
                     by_table[items].addmm_(block.T, normalised * factor[:, None])
         if by_queries is not None:
-            by_queries.sub_(table[targets])
+            by_queries.sub_(table[targets]).mul_(weights[:, None])
         if by_table is not None:
-            by_table.index_add_(0, targets, queries, alpha=-1)
+            by_table.index_add_(0, targets, queries * weights[:, None], alpha=-1)
         if by_values is not None:
             by_values.sub_(normalisers[bonus_rows]).exp_()
             by_values.sub_((bonus_items == targets[bonus_rows]).to(by_values))
+            by_values.mul_(weights[bonus_rows])
     return loss, [by_queries, by_table, by_values]
 
 
@@ -294,12 +309,14 @@ def sampled_cross_entropy(
     *,
     log_q_negatives: Tensor,
     hits: Tensor,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """() sum over rows of the sampled softmax loss with the log-q correction.
 
     `queries` and `positives` (rows, width), `negatives` (samples, width), shared by all rows.
     `log_q_negatives` (samples,): log of how often the item is expected in the sample. `hits`
     (rows, samples): the sample is the row's own positive, and left out of its denominator.
+    `weights` (rows,): factors on the rows' losses.
 
     The denominator contains the positive once and is unbiased: the loss approaches that of the
     whole catalogue as the number of samples grows.
@@ -312,20 +329,30 @@ def sampled_cross_entropy(
         positive = (queries * positives.to(dtype)).sum(1)  # (rows,)
         others = queries @ negatives.to(dtype).T - log_q_negatives  # (rows, samples)
         others = others.masked_fill(hits, -torch.inf)
-        return (torch.cat([positive[:, None], others], dim=1).logsumexp(1) - positive).sum()
+        losses = torch.cat([positive[:, None], others], dim=1).logsumexp(1) - positive
+        return weighted_sum(losses, weights)
 
 
-def binary_cross_entropy(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+def binary_cross_entropy(
+    queries: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor | None = None
+) -> Tensor:
     """() sum over rows of -log sigmoid(query . positive) - log sigmoid(-query . negative).
 
-    All (rows, width): one negative a row. Computed in float32 even under autocast.
+    All (rows, width): one negative a row. `weights` (rows,): factors on the rows' losses. Computed
+    in float32 even under autocast.
     """
     assert queries.shape == positives.shape == negatives.shape
     dtype = _precision(queries, positives, negatives)
     with torch.autocast(queries.device.type, enabled=False):
         positive = (queries.to(dtype) * positives).sum(1)  # (rows,)
         negative = (queries.to(dtype) * negatives).sum(1)
-        return (functional.softplus(-positive) + functional.softplus(negative)).sum()
+        losses = functional.softplus(-positive) + functional.softplus(negative)
+        return weighted_sum(losses, weights)
+
+
+def weighted_sum(losses: Tensor, weights: Tensor | None) -> Tensor:
+    """() the sum of `losses` (rows,), each times its weight (rows,) where there are weights."""
+    return losses.sum() if weights is None else losses @ weights.to(losses)
 
 
 class NegativeSampler:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from maskgr.errors import RequestError
+from maskgr.settings import require_numbers
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,14 @@ class TransformerConfig:
     """Share of entries dropped from the embeddings and from each branch of a layer."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "hidden"):
-            if getattr(self, name) < 1:
-                raise RequestError(f"{name} is {getattr(self, name)}; use 1 or more")
-        if not 0 <= self.dropout < 1:
-            raise RequestError(f"dropout is {self.dropout}; use 0 or more, below 1")
+        require_numbers(
+            self,
+            layers=(1, 1000),
+            width=(1, 65_536),
+            heads=(1, 1024),
+            hidden=(1, 1_000_000),
+            dropout=(0, 0.99),
+        )
         if self.attention_width % (2 * self.heads):
             raise RequestError(
                 f"a width of {self.attention_width} cannot be shared evenly by {self.heads} heads; "

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from maskgr.data.sequences import Counts
 from maskgr.errors import ArtefactError
 
 COUNTS = "counts.npy"
@@ -27,9 +27,12 @@ def load_weights(network: nn.Module, file: Path) -> None:
         raise ArtefactError(f"{file} cannot be used ({reason}); train again") from error
 
 
-def load_counts(folder: Path) -> npt.NDArray[np.int64]:
-    """(items,) training events of each item."""
+def load_counts(folder: Path) -> Counts:
+    """(items,) training events of each item, by weight."""
     try:
-        return np.asarray(np.load(folder / COUNTS, allow_pickle=False), dtype=np.int64)
+        counts: Counts = np.load(folder / COUNTS, allow_pickle=False)
+        if counts.ndim != 1 or counts.dtype not in (np.int64, np.float64):
+            raise ValueError(f"it holds {counts.dtype} of shape {counts.shape}")
+        return counts
     except (OSError, ValueError, EOFError) as error:
         raise ArtefactError(f"{folder / COUNTS} is damaged ({error}); train again") from error

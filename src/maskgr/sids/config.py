@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from maskgr.errors import RequestError
-from maskgr.settings import require_at_least, require_choice
+from maskgr.settings import require_choice, require_numbers
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizerName = Literal["residual-kmeans", "rqvae", "pq", "opq", "random", "item-id"]
@@ -21,7 +21,9 @@ class EncoderConfig:
     """`wordllama`, `sentence-transformers:MODEL`, `huggingface:MODEL` or `embeddings` (given);
     auto is `embeddings` where the dataset has some, else `wordllama`."""
     template: str | None = None
-    """How columns become text (see `maskgr.sids.text`); None: all columns, labelled."""
+    """How columns become text (see `maskgr.sids.text`); None: the text columns, labelled."""
+    text: tuple[str, ...] = ()
+    """The columns that are text where there is no template; empty: those of the dataset."""
     max_tokens: int = 512
     """Longer texts are cut here, or at the model's own limit where that is lower."""
     batch_size: int = 64
@@ -37,8 +39,8 @@ class EncoderConfig:
                 f"encoder is {self.encoder!r}; give auto, wordllama, embeddings, "
                 "sentence-transformers:MODEL or huggingface:MODEL"
             )
-        require_at_least("max_tokens", self.max_tokens, 1)
-        require_at_least("batch_size", self.batch_size, 1)
+        require_numbers(self, max_tokens=(1, 1_000_000), batch_size=(1, 1_000_000))
+        object.__setattr__(self, "text", tuple(self.text))  # JSON has lists
         require_choice("dtype", self.dtype, Dtype)
 
 
@@ -62,11 +64,14 @@ class QuantizerConfig:
 
     def __post_init__(self) -> None:
         require_choice("quantizer", self.quantizer, QuantizerName)
-        require_at_least("levels", self.levels, 1)
-        require_at_least("codes", self.codes, 2)
-        require_at_least("components", self.components, 0)
-        require_at_least("rqvae_latent", self.rqvae_latent, 1)
-        require_at_least("rqvae_steps", self.rqvae_steps, 1)
+        require_numbers(
+            self,
+            levels=(1, 64),
+            codes=(2, 1_000_000),
+            components=(0, 65_536),
+            rqvae_latent=(1, 65_536),
+            rqvae_steps=(1, 10**8),
+        )
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,11 +27,15 @@ from maskgr.errors import DataError, RequestError
 from maskgr.sids import transformer_encoders
 from maskgr.sids.config import EncoderConfig
 from maskgr.sids.encoder_cache import EncoderCache, text_key
-from maskgr.sids.text import item_texts, require_text
+from maskgr.sids.text import item_texts
 from maskgr.sids.transformer_encoders import Encode
 from maskgr.sids.vectors import Floats
 
 _BATCHES_PER_CALL = 4  # enough texts to sort by length, few enough to lose when killed
+
+
+class NoTextError(DataError):
+    """No item has any text."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,25 @@ def embed_items(
             )
         check_embeddings(embeddings, items["item_id"], "the dataset's matrix", Problems())
         return np.ascontiguousarray(embeddings, dtype=np.float32)
-    texts = item_texts(items, config.template)
-    require_text(texts, items["item_id"].cast(pl.String).to_list())
-    return encode_items(texts, config, device=device, cache=cache, progress=progress)
+    texts = item_texts(items, config.template, config.text)
+    known = np.array([bool(text) and not text.isspace() for text in texts])
+    if known.all():
+        return encode_items(texts, config, device=device, cache=cache, progress=progress)
+    if not known.any():
+        raise NoTextError(
+            f"none of the {len(texts):,} items has text; fill in a column, or name others with "
+            "--text or a template"
+        )
+    warnings.warn(
+        f"{len(texts) - known.sum():,} of {len(texts):,} items have no text (first: "
+        f"{items['item_id'][int(known.argmin())]!r}); they get the mean of the others' vectors",
+        stacklevel=2,
+    )
+    some = [text for text, own in zip(texts, known, strict=True) if own]
+    encoded = encode_items(some, config, device=device, cache=cache, progress=progress)
+    vectors = np.tile(encoded.mean(axis=0), (len(texts), 1))
+    vectors[known] = encoded
+    return vectors
 
 
 def encode_items(

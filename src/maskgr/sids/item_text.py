@@ -16,7 +16,7 @@ from maskgr.data.download import cache_folder
 from maskgr.data.tables import read_matrix
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.sids.config import EncoderConfig
-from maskgr.sids.encoders import embed_items, resolved
+from maskgr.sids.encoders import NoTextError, embed_items, resolved
 from maskgr.sids.vectors import Floats
 
 KIND, SCHEMA = "item-text", 1
@@ -37,24 +37,26 @@ class ItemText:
         *,
         device: str = "auto",
         cache: Path | None = None,
-        optional: bool = False,
         progress: bool = False,
     ) -> ItemText:
         """Texts whose vectors are in the folder `cache` are not encoded again.
 
-        `optional`: where no item has any text, all have the same embedding, one zero.
+        Where no item has any text, all have the same embedding, a one.
         """
         encoder = resolved(encoder, given=data.embeddings is not None)
-        if optional and data.embeddings is None and data.items.width == 1:
-            return cls(np.zeros((len(data.items), 1), dtype=np.float32), encoder)
-        vectors = embed_items(
-            data.items,
-            encoder,
-            embeddings=data.embeddings,
-            device=device,
-            cache=cache or cache_folder() / "embeddings",
-            progress=progress,
-        )
+        if encoder.template is None and not encoder.text:
+            encoder = replace(encoder, text=data.text)  # new items are read the same way
+        try:
+            vectors = embed_items(
+                data.items,
+                encoder,
+                embeddings=data.embeddings,
+                device=device,
+                cache=cache or cache_folder() / "embeddings",
+                progress=progress,
+            )
+        except NoTextError:
+            vectors = np.ones((len(data.items), 1), dtype=np.float32)
         return cls(vectors, encoder)
 
     def with_items(

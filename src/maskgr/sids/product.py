@@ -6,7 +6,7 @@ rotation of OPQ (Ge et al., 2013) spreads the variance over the blocks before th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import faiss
@@ -17,7 +17,7 @@ from maskgr.errors import DataError
 from maskgr.sids.config import FitOptions, QuantizerConfig
 from maskgr.sids.kmeans import k_means, nearest, sample_rows
 from maskgr.sids.progress import steps
-from maskgr.sids.vectors import Digits, Floats, prepare, require_distinct
+from maskgr.sids.vectors import Digits, Floats, fillable_codes, prepare
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class ProductQuantizer:
     @classmethod
     def fit(cls, vectors: npt.ArrayLike, config: QuantizerConfig, options: FitOptions) -> Self:
         rows = prepare(vectors, normalise=options.normalise)
-        require_distinct(rows, config.codes)
+        config = replace(config, codes=max(2, fillable_codes(rows, config.codes)))
         if config.levels > rows.shape[1]:
             raise DataError(
                 f"{config.levels} levels need as many dimensions and the embeddings have "

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from maskgr.sids.config import FitOptions, QuantizerConfig
 from maskgr.sids.kmeans import k_means, nearest, sample_rows
 from maskgr.sids.progress import steps
-from maskgr.sids.vectors import Digits, Floats, chunks, prepare, require_distinct, unit
+from maskgr.sids.vectors import Digits, Floats, chunks, fillable_codes, prepare, unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +41,13 @@ class ResidualKMeans:
     @classmethod
     def fit(cls, vectors: npt.ArrayLike, config: QuantizerConfig, options: FitOptions) -> Self:
         rows = prepare(vectors, normalise=options.normalise)
-        require_distinct(rows, config.codes)
+        codes = fillable_codes(rows, config.codes)
         mean, basis = _principal_components(rows, config.components)
         residuals = _project(rows, mean, basis)
         del rows  # where nothing is projected, the residuals are these rows and change in place
         pairs = [
             # Another seed per level, or all levels would start from the same items.
-            _fit_level(residuals, config.codes, options.normalise, options.seed + level)
+            _fit_level(residuals, codes, options.normalise, options.seed + level)
             for level in steps(config.levels, cls.name, shown=options.progress)
         ]
         centroids, offsets = (np.stack(books) for books in zip(*pairs, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
@@ -17,7 +18,7 @@ from maskgr.nn.optimizer import build_optimizer
 from maskgr.sids.config import FitOptions, QuantizerConfig
 from maskgr.sids.kmeans import k_means, nearest, sample_rows
 from maskgr.sids.progress import steps
-from maskgr.sids.vectors import Digits, Floats, chunks, prepare, require_distinct
+from maskgr.sids.vectors import Digits, Floats, chunks, fillable_codes, prepare
 
 HIDDEN = (512, 256)  # widths of the encoder's hidden layers; the decoder mirrors them
 BATCH = 1024  # vectors per step
@@ -43,7 +44,7 @@ class Rqvae:
     @classmethod
     def fit(cls, vectors: npt.ArrayLike, config: QuantizerConfig, options: FitOptions) -> Self:
         rows = prepare(vectors, normalise=options.normalise)
-        require_distinct(rows, config.codes)
+        config = replace(config, codes=max(2, fillable_codes(rows, config.codes)))
         scale = 1.0 if options.normalise else float(np.sqrt(np.square(rows).sum(axis=1).mean()))
         rows /= scale
         with torch.random.fork_rng():  # the caller's random state is left as it was

@@ -13,6 +13,7 @@ import polars as pl
 
 from maskgr.artefact import read_manifest, write_folder
 from maskgr.cards import card
+from maskgr.data.config import MAX_SEED
 from maskgr.data.dataset import Dataset
 from maskgr.data.tables import below, read_matrix, read_table
 from maskgr.devices import pick_device
@@ -21,7 +22,7 @@ from maskgr.sids.collaborative import Collaborative
 from maskgr.sids.config import EncoderConfig, Policy, SidsConfig
 from maskgr.sids.item_text import ItemText
 from maskgr.sids.quantizers import Quantizer, fit_quantizer, load_quantizer, save_quantizer
-from maskgr.sids.uniqueness import make_unique, place_new
+from maskgr.sids.uniqueness import fitting_policy, make_unique, place_new
 from maskgr.sids.vectors import Digits, Floats
 
 KIND, SCHEMA = "semantic-ids", 2
@@ -58,21 +59,22 @@ class SemanticIds:
         encoded again.
         """
         config = config or SidsConfig()
+        if isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
+            raise RequestError(f"seed is {seed!r}; give a whole number from 0 to {MAX_SEED:,}")
         pick_device(device)  # a wrong device is refused now, not when a model needs it
         text = ItemText.make(dataset, config.encoder, device=device, cache=cache, progress=progress)
         vectors = text.embeddings
         quantizer = fit_quantizer(
             vectors, config.quantizer, normalise=True, seed=seed, device=device, progress=progress
         )
-        digits, sizes = _unique_digits(quantizer, vectors, config.unique)
+        unique = fitting_policy(config.unique, len(vectors), quantizer.codebook_sizes)
+        digits, sizes = _unique_digits(quantizer, vectors, unique)
         made = {
             "quantizer": asdict(config.quantizer),
             "seed": seed,
             "fingerprint": dataset.fingerprint,
         }
-        return cls(
-            dataset.items, digits, sizes, vectors, quantizer, config.unique, text.encoder, made
-        )
+        return cls(dataset.items, digits, sizes, vectors, quantizer, unique, text.encoder, made)
 
     @classmethod
     def from_learned(
@@ -96,7 +98,8 @@ class SemanticIds:
         fitted = fit_quantizer(
             learned.vectors, quantizer, normalise=False, seed=seed, device=device, progress=progress
         )
-        digits, sizes = _unique_digits(fitted, learned.vectors, config.unique)
+        unique = fitting_policy(config.unique, len(vectors), fitted.codebook_sizes)
+        digits, sizes = _unique_digits(fitted, learned.vectors, unique)
         made = {"quantizer": asdict(quantizer), "seed": seed}
         return cls(
             items,
@@ -104,7 +107,7 @@ class SemanticIds:
             sizes,
             text.embeddings,
             fitted,
-            config.unique,
+            unique,
             text.encoder,
             made,
             learned,

@@ -18,9 +18,10 @@ Values are written plainly: a column called `price` (or `..._price`) with two de
 numbers without trailing zeros, dates as ISO 8601, text as it is (HTML included). Runs of white
 space become one space.
 
-Without a template, every column but `item_id` is written as `Label: value`, in the order title,
-brand, categories, description, price and then as in the table. Columns that are not text, numbers,
-dates or lists of these (structs, bytes) are left out.
+Without a template, every text column is written as `Label: value`, in the order title, brand,
+categories, description, price and then as they were named. Which columns are text is a choice of
+the dataset (see `maskgr.data.text_columns`); columns that are not text, numbers, dates or lists of
+these (structs, bytes) are left out, and a column that new items lack is missing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from maskgr.data.text_columns import text_columns
 from maskgr.errors import DataError
 
 _FIRST = ("title", "brand", "categories", "description", "price")
@@ -54,41 +56,38 @@ class _Segment:
         return any(isinstance(part, _Field) for part in self.parts)
 
 
-def item_texts(items: pl.DataFrame, template: str | None = None) -> list[str]:
-    """One text per item, in the order of the table; "" where every value named is missing."""
-    segments = _default(items) if template is None else _parse(template, items)
+def item_texts(
+    items: pl.DataFrame, template: str | None = None, columns: Sequence[str] = ()
+) -> list[str]:
+    """One text per item, in the order of the table; "" where every value named is missing.
+
+    columns: those that are text where there is no template; none: those that look like it.
+    """
+    if template is None:
+        segments = _default(items, columns or text_columns(items))
+    else:
+        segments = _parse(template, items)
     if not segments or items.is_empty():
         return [""] * items.height
-    columns = {str(i): pl.lit(s.joint) + _segment(s, items.schema) for i, s in enumerate(segments)}
+    parts = {str(i): pl.lit(s.joint) + _segment(s, items.schema) for i, s in enumerate(segments)}
     present = [str(i) for i, s in enumerate(segments) if s.has_field]
     text = (
-        pl.concat_str(pl.col(list(columns)), ignore_nulls=True)
+        pl.concat_str(pl.col(list(parts)), ignore_nulls=True)
         .str.replace("^(?:; | )", "")  # the joint of the first remaining segment
         # Single spaces, by far the most common white space, are not matched: this makes it fast.
         .str.replace_all(r"\s{2,}|[^\S ]", " ")
     )
     kept = pl.when(pl.any_horizontal(pl.col(present).is_not_null())).then(text)
-    return items.select(**columns).select(text=kept.otherwise(pl.lit("")))["text"].to_list()
+    return items.select(**parts).select(text=kept.otherwise(pl.lit("")))["text"].to_list()
 
 
-def require_text(texts: Sequence[str], item_ids: Sequence[str]) -> None:
-    """Raises `DataError` if an item has no text to be encoded."""
-    blank = [row for row, text in enumerate(texts) if not text or text.isspace()]
-    if blank:
-        raise DataError(
-            f"{len(blank):,} of {len(texts):,} items have no text, the first is "
-            f"{item_ids[blank[0]]!r} in row {blank[0]}; fill in one of their columns, "
-            "name more columns in the template, or drop these items"
-        )
-
-
-def _default(items: pl.DataFrame) -> list[_Segment]:
-    columns = [name for name in items.columns if name != "item_id" and _writable(items[name].dtype)]
+def _default(items: pl.DataFrame, columns: Sequence[str]) -> list[_Segment]:
+    present = [name for name in columns if name in items.columns and _writable(items[name].dtype)]
     rank = {name: i for i, name in enumerate(_FIRST)}
-    columns.sort(key=lambda name: rank.get(name.lower(), len(rank)))  # stable for the others
+    present.sort(key=lambda name: rank.get(name.lower(), len(rank)))  # stable for the others
     return [
         _Segment(_JOINTS[";"], (f"{_label(name)}: ", _Field(name, _joiner(name))))
-        for name in columns
+        for name in present
     ]
 
 

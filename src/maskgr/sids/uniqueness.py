@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,6 +56,18 @@ def make_unique(
     if policy == "reassign":
         return reassign(digits, vectors, quantizer)
     return digits
+
+
+def fitting_policy(policy: Policy, items: int, sizes: tuple[int, ...]) -> Policy:
+    """The policy, or `append`, with a warning, where digits to reassign are too few for all."""
+    if policy != "reassign" or items <= _capacity(sizes):
+        return policy
+    warnings.warn(
+        f"{items:,} items cannot have different IDs of {len(sizes)} digits with {sizes[0]:,} "
+        "codes; a digit is appended instead",
+        stacklevel=2,
+    )
+    return "append"
 
 
 def append(digits: Digits) -> Digits:

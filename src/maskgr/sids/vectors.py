@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -45,20 +46,16 @@ def unit(residuals: Floats) -> Floats:
     return residuals * scale[:, None]
 
 
-def require_distinct(rows: Floats, codes: int) -> None:
-    """Raises `DataError` if there are fewer different rows than codes in a codebook."""
+def fillable_codes(rows: Floats, codes: int) -> int:
+    """The codes of a codebook, or fewer, with a warning, where fewer rows are different."""
     distinct = len(distinct_rows(rows, np.arange(len(rows)), codes))
-    if distinct >= codes:
-        return
-    if distinct == 1 and len(rows) > 1:
-        raise DataError(
-            f"all {len(rows)} embeddings are equal (row 1 repeats row 0, and so on); "
-            "check that the encoder saw the items' texts"
+    if distinct < codes:
+        warnings.warn(
+            f"{len(rows):,} items have {distinct:,} different embeddings, too few for {codes:,} "
+            f"codes a level; semantic IDs have {distinct:,}",
+            stacklevel=2,
         )
-    raise DataError(
-        f"{codes} codes need as many different embeddings and there are {distinct} "
-        f"({len(rows)} items); lower --codes to {distinct} or less"
-    )
+    return distinct
 
 
 def distinct_rows(rows: Floats, order: npt.NDArray[np.integer], limit: int) -> list[int]:

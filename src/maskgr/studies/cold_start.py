@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from maskgr.data.dataset import Dataset
 from maskgr.data.open import open_dataset
-from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, leave_out
 from maskgr.evaluation.protocol import evaluate
 from maskgr.evaluation.ranking import Ranker
@@ -79,7 +78,7 @@ def without(dataset: Dataset, cold: npt.NDArray[np.bool_]) -> Dataset:
     return replace(
         dataset,
         items=dataset.items.filter(~cold),
-        histories=Sequences(number[kept.values].astype(np.int32), kept.offsets),
+        histories=replace(kept, values=number[kept.values].astype(np.int32)),
         timestamps=None if times is None else times[~cold[dataset.histories.values]],
         embeddings=None if dataset.embeddings is None else dataset.embeddings[~cold],
     )
@@ -90,5 +89,5 @@ def renumbered(holdout: Holdout, cold: npt.NDArray[np.bool_]) -> Holdout:
     order = np.argsort(cold, kind="stable")
     number = np.empty(len(cold), dtype=np.int32)
     number[order] = np.arange(len(cold))
-    histories = Sequences(number[holdout.histories.values], holdout.histories.offsets)
+    histories = replace(holdout.histories, values=number[holdout.histories.values])
     return Holdout(holdout.users, histories, number[holdout.targets])

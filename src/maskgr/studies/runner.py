@@ -21,7 +21,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 from torch import nn
 
@@ -44,7 +43,6 @@ KIND, SCHEMA = "evaluation", 1
 RUNS, EVALUATIONS = "runs", "evaluations"
 USERS = "users.parquet"
 DIGEST = 10  # hexadecimal digits of a folder's name
-HASHED = 10_000  # items hashed at once
 
 
 class TrainingError(RequestError):
@@ -65,11 +63,6 @@ class Job:
     @cached_property
     def config(self) -> TrainConfig:
         """Everything that it decides; raises where it asks for what there is not."""
-        if self.minutes is not None and not self.minutes > 0:
-            raise RequestError(
-                f"--minutes {self.minutes:g} leaves no time to train; give more, or leave it out "
-                "for the time of each preset"
-            )
         config = train_config(
             self.preset,
             self.settings,
@@ -141,18 +134,8 @@ class Runner:
         config = config or DataConfig()
         return cls(out, data, open_dataset(data, config), config)
 
-    @cached_property
-    def content(self) -> str:
-        """SHA-256 of the data: events, and what is known about the items."""
-        digest = hashlib.sha256(self.dataset.fingerprint.encode())
-        for part in self.dataset.items.iter_slices(HASHED):
-            digest.update(part.write_ndjson().encode())
-        if self.dataset.embeddings is not None:
-            digest.update(np.ascontiguousarray(self.dataset.embeddings).data)
-        return digest.hexdigest()
-
     def folder(self, job: Job) -> Path:
-        digest = _digest([job.config.to_dict(), self.content])
+        digest = _digest([job.config.to_dict(), self.dataset.content])
         return self.out / RUNS / f"{job.model}-{job.preset}-{job.seed}-{digest}"
 
     def is_trained(self, job: Job) -> bool:
@@ -165,7 +148,7 @@ class Runner:
             return folder
         _load.cache_clear()  # the memory is needed
         command = [sys.executable, "-m", "maskgr", "train", self.data, "--out", str(folder)]
-        command += [*job.words(), *_data_words(self.data_config)]
+        command += [*job.words(), *self.data_config.words()]
         if (folder / TRAINING / "run.json").exists():
             command.append("--resume")
         code = run_bound(command)
@@ -381,15 +364,6 @@ def _read(folder: Path) -> Scores:
         protocol, _, name = column.partition(" ")
         values[protocol][name] = frame[column].to_numpy()  # type: ignore[index]
     return Scores(values, **config)
-
-
-def _data_words(config: DataConfig) -> list[str]:
-    """The data options of `maskgr train`."""
-    return [
-        word
-        for name, value in asdict(config).items()
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
 
 
 def _digest(content: Any) -> str:

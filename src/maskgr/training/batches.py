@@ -8,7 +8,7 @@ sorted by length, because the network works on runs of equal length.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,12 +44,18 @@ class Batches:
             )
         if not len(self.sequences.values):
             raise DataError("there is nothing to train on; every training sequence is empty")
+        if not self.sequences.is_target.any():
+            raise DataError(
+                "there is nothing to train on; no event before the held-out ones is a target, so "
+                "give more --targets or longer histories"
+            )
 
     def epoch(self, epoch: int) -> list[npt.NDArray[np.int64]]:
         """For each batch, rows of `windows(epoch)`."""
         windows = self.windows(epoch)
         rng = np.random.default_rng((self.seed, epoch, 1))
-        order = rng.permutation(np.flatnonzero(windows.lengths > 0))
+        # Windows of context alone have nothing to predict.
+        order = rng.permutation(np.flatnonzero(windows.target_counts > 0))
         batches, start, room = [], 0, self.items
         for place, length in enumerate(windows.lengths[order].tolist()):
             if length > room:
@@ -71,7 +77,7 @@ class Batches:
         )
         starts = np.flatnonzero(cuts)
         offsets = np.append(starts, len(self.sequences.values)).astype(np.int64)
-        return Sequences(self.sequences.values, offsets)
+        return replace(self.sequences, offsets=offsets)
 
     def from_place(self, place: Place) -> Iterator[tuple[Place, Sequences]]:
         """Batches without end, from `place` on; each with the place after it."""

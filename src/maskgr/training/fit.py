@@ -26,11 +26,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from maskgr.artefact import write_file
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Holdout, Split
+from maskgr.data.splits import Holdout, Split, last_targets
 from maskgr.devices import keep_freed_memory
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.nn.optimizer import build_optimizer
 from maskgr.nn.weights import load_weights, save_weights
+from maskgr.settings import require_numbers
 from maskgr.training.batches import Batches, Place
 from maskgr.training.checkpoint import State, load_checkpoint, save_checkpoint
 from maskgr.training.log import RunLog
@@ -76,19 +77,23 @@ class FitConfig:
     """Minutes between checkpoints, from which an interrupted run resumes."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("steps", 1), ("minutes", 0), ("token_budget", 1), ("accumulate", 1),
-            ("learning_rate", 0), ("warmup", 0), ("weight_decay", 0), ("clip", 0), ("ema", 0),
-            ("validations", 1), ("validation_users", 1), ("patience", 0), ("checkpoint_minutes", 0),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if not value >= least or not math.isfinite(value):
-                raise RequestError(f"fit.{name} is {value}; it must be {least} or more")
-        for name in ("warmup", "ema"):
-            if getattr(self, name) >= 1:
-                raise RequestError(f"fit.{name} is {getattr(self, name)}; it must be below 1")
-        if self.clip == 0:
-            raise RequestError("fit.clip is 0, which leaves no gradient; it must be above 0")
+        require_numbers(
+            self,
+            "fit.",
+            steps=(1, 10**9),
+            minutes=(0, 10**6),
+            token_budget=(1, 10**9),
+            accumulate=(1, 10**5),
+            learning_rate=(0, 1),
+            warmup=(0, 0.99),
+            weight_decay=(0, 10),
+            clip=(1e-6, 1e6),
+            ema=(0, 0.999999),
+            validations=(1, 10**5),
+            validation_users=(1, 10**9),
+            patience=(0, 10**6),
+            checkpoint_minutes=(0, 10**5),
+        )
 
 
 @dataclass(frozen=True)
@@ -111,16 +116,22 @@ class Batch:
         """The same for some of the sequences."""
         return replace(self, sequences=self.sequences.select(rows))
 
+    def target_weights(self, device: torch.device) -> Tensor | None:
+        """(items,) the factor on the loss of each item of the sequences; None: all 1."""
+        weights = self.sequences.weights
+        return None if weights is None else torch.from_numpy(weights).to(device)
+
 
 class Trainable(nn.Module):
     """A network that `fit` can train. `forward(batch)` is the summed loss of a batch, or part."""
 
     tokens_per_item: int = 1  # what an item costs of a batch's token budget
     piece_tokens: int | None = None  # tokens that go through at once; None: a whole batch
+    weighs_events: bool = False  # whether `forward` multiplies losses by `Batch.target_weights`
 
     def prepare(self, sequences: Sequences, generator: torch.Generator) -> Batch:
         """Draws everything that is random about a batch, with a generator of the CPU."""
-        return Batch(sequences, float(len(sequences.values)))
+        return Batch(sequences, sequences.total_weight)
 
     def validate(self, holdout: Holdout) -> dict[str, float]:
         """Means over the questions; the network with the highest `recall@10` is kept."""
@@ -145,6 +156,11 @@ def fit(
     """
     if chosen is not None:
         config = replace(config, steps=chosen.total, minutes=0.0, patience=0)
+    if split.train.weights is not None and not network.weighs_events:
+        raise RequestError(
+            f"{type(network).__name__} cannot weigh events, and these data have weights; leave "
+            "--events, --targets and the column weight out, or train another model"
+        )
     budget = config.token_budget // network.tokens_per_item
     if budget < history_limit + 1:
         tokens = (history_limit + 1) * network.tokens_per_item
@@ -193,7 +209,7 @@ class Trainer:
         self.wrapped = self.world.wrap(self.network)
         seed, users = self.batches.seed, config.validation_users
         self.sample = self.split.validation.sample(users, seed)
-        self.trained_on = _last_items(self.split.train).sample(math.ceil(users / 4), seed)
+        self.trained_on = last_targets(self.split.train).sample(math.ceil(users / 4), seed)
         self.saved_at = time.perf_counter()
 
     def train(self) -> Fitted:
@@ -233,7 +249,8 @@ class Trainer:
         ]
         parts = [part for batch in batches for part in self._parts(batch)]
         # DistributedDataParallel averages over the processes, and the sum over all is wanted.
-        scale = world.size / sum(batch.weight for batch in batches)
+        # A batch in which no target was drawn has no loss to divide.
+        scale = world.size / (sum(batch.weight for batch in batches) or 1.0)
         torch.manual_seed(_mix(seed, step, world.rank, -1))  # dropout differs between processes
         total = torch.zeros((), device=world.device)
         for number, part in enumerate(parts):
@@ -460,16 +477,6 @@ def _share_buffers(network: nn.Module, average: nn.Module) -> None:
     for name, buffer in network.named_buffers(remove_duplicate=False):
         owner, _, attribute = name.rpartition(".")
         setattr(average.get_submodule(owner), attribute, buffer)
-
-
-def _last_items(train: Sequences) -> Holdout:
-    """Every training sequence's last item as a question: how well training items are known."""
-    rows = np.flatnonzero(train.lengths > 1)
-    if not len(rows):
-        rows = np.flatnonzero(train.lengths)
-    chosen = train.select(rows)
-    last = chosen.places == np.repeat(chosen.lengths - 1, chosen.lengths)
-    return Holdout(rows, chosen.keep(~last), chosen.values[last][:, None])
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Literal
 from maskgr.decoding.config import DecodingConfig
 from maskgr.errors import RequestError
 from maskgr.nn.transformer import TransformerConfig
-from maskgr.settings import require_at_least, require_choice
+from maskgr.settings import require_choice, require_numbers
 from maskgr.sids.config import SidsConfig
 
 
@@ -44,9 +44,14 @@ class MaskGRConfig:
     def __post_init__(self) -> None:
         require_choice("vectors", self.vectors, Literal["learned", "digits"])
         require_choice("items", self.items, Literal["auto", "id", "text", "both"])
-        require_at_least("session", self.session, 1)
-        if self.neighbours < 0:
-            raise RequestError(f"neighbours is {self.neighbours}; use 0 or more")
+        require_choice("loss", self.loss, Literal["softmax", "sampled"])
+        require_numbers(
+            self,
+            session=(1, 100),
+            neighbours=(0, 100_000),
+            negatives=(1, 10**8),
+            denoiser_share=(0.001, 0.999),
+        )
         if self.repeat_bias and self.loss != "softmax":
             raise RequestError(
                 f"repeat_bias goes with loss=softmax, not with {self.loss}; leave one out"
@@ -56,10 +61,6 @@ class MaskGRConfig:
             raise RequestError(
                 f"decoding.steps is {self.decoding.steps}, but semantic IDs have {levels} digits; "
                 f"give 0 to {levels}"
-            )
-        if not 0 < self.denoiser_share < 1:
-            raise RequestError(
-                f"denoiser_share is {self.denoiser_share}; use a share above 0 and below 1"
             )
 
 
@@ -88,11 +89,7 @@ class DenseConfig:
     """Rank of each map, kept as two factors; 0 is full rank."""
 
     def __post_init__(self) -> None:
-        for name, least in (("layer", 0), ("hidden", 1), ("rank", 0)):
-            if getattr(self, name) < least:
-                raise RequestError(
-                    f"dense.{name} is {getattr(self, name)}; it must be {least} or more"
-                )
+        require_numbers(self, "dense.", layer=(0, 1000), hidden=(1, 1_000_000), rank=(0, 65_536))
 
 
 @dataclass(frozen=True)
@@ -112,15 +109,14 @@ class ObjectiveConfig:
     """A digit's softmax runs over the codes that some item with the revealed digits has."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.fixed_ratio <= 1:
-            raise RequestError(
-                f"objective.fixed_ratio is {self.fixed_ratio}; use above 0, and 1 at most"
-            )
-        for name in ("last_item_share", "whole_item"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise RequestError(
-                    f"objective.{name} is {getattr(self, name)}; it is a share, from 0 to 1"
-                )
+        require_choice("objective.masking", self.masking, Literal["diffusion", "fixed"])
+        require_numbers(
+            self,
+            "objective.",
+            fixed_ratio=(0.001, 1),
+            last_item_share=(0, 1),
+            whole_item=(0, 1),
+        )
 
 
 @dataclass(frozen=True)

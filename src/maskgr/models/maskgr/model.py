@@ -57,7 +57,7 @@ from maskgr.models.retrieval import portions
 from maskgr.models.sasrec import SASRec, earlier_items
 from maskgr.nn.item_vectors import DigitVectors
 from maskgr.nn.scoring import best_items
-from maskgr.nn.softmax import Bonus
+from maskgr.nn.softmax import Bonus, weighted_sum
 from maskgr.nn.transformer import Layout
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
 from maskgr.sids.semantic_ids import SemanticIds
@@ -73,6 +73,7 @@ class MaskGR(Trainable):
     needs: ClassVar = "nothing; item text or embeddings help"
     Config: ClassVar[type[Any]] = MaskGRConfig
     supports_ddp: ClassVar = True
+    weighs_events = True
     uses_sids: ClassVar = True
     presets: ClassVar[Mapping[str, TrainConfig]]
 
@@ -144,7 +145,8 @@ class MaskGR(Trainable):
             table = self._softmax_table() if self.own.loss == "softmax" else None
         loss = self._revealed_loss(queries, hidden, layout, table, items, batch, bonus)
         if learns:
-            loss = loss + history.loss(queries, table, items, batch.asked, bonus)
+            weights = batch.target_weights(self.device)
+            loss = loss + history.loss(queries, table, items, batch.asked, bonus, weights)
         return loss
 
     def _softmax_table(self) -> Tensor:
@@ -173,6 +175,9 @@ class MaskGR(Trainable):
             hidden, layout, self.codes[items[session]], revealed, place
         )
         targets, shown = items[rows + place], revealed[rows, place]
+        weights = batch.target_weights(self.device)
+        if weights is not None:
+            weights = weights[rows + place]
         some = shown.any(1)
         known = some.nonzero().squeeze(1)
         found = self.index.matching(self.codes[targets[known]], shown[known])
@@ -184,13 +189,15 @@ class MaskGR(Trainable):
             energies = pair_energies(queries, table, owners, found.items)
         if bonus is not None:
             energies = energies + bonus.at(owners, found.items)
-        true = (found.items == targets[owners]).nonzero().squeeze(1)
-        loss = log_sums(found.owners, energies, len(known)).sum() - energies[true].sum()
+        true = (found.items == targets[owners]).nonzero().squeeze(1)  # one for each that is known
+        losses = log_sums(found.owners, energies, len(known)) - energies[true]
+        loss = weighted_sum(losses, None if weights is None else weights[known])
         whole = (~some & ((place > 0) | revealed.flatten(1).any(1))).nonzero().squeeze(1)
         if len(whole):  # none of its digits is known: the whole catalogue remains
             others = None if bonus is None else bonus.select(whole)
+            own = None if weights is None else weights[whole]
             loss = loss + self.history.loss(
-                queries[whole], table, targets[whole], batch.asked, others
+                queries[whole], table, targets[whole], batch.asked, others, own
             )
         return loss
 
@@ -204,7 +211,7 @@ class MaskGR(Trainable):
     def learn(cls, training: Training) -> Self:
         config, work = training.config, training.work
         own: MaskGRConfig = config.model
-        text = item_text(training, own.sids.encoder, optional=own.items in ("auto", "id"))
+        text = item_text(training, own.sids.encoder)
         first, second = shares(config.fit, own.denoiser_share)
         like = None if training.like is None else training.like.model
         assert like is None or isinstance(like, MaskGR)

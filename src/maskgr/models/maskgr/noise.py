@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from maskgr.models.maskgr.config import ObjectiveConfig
+from maskgr.nn.softmax import weighted_sum
 from maskgr.training.fit import Batch
 
 
@@ -84,7 +85,7 @@ class Noise:
 
     masked: Tensor  # (tokens,)
     levels: Tensor  # (tokens,) the noise level of each token: a masked one weighs 1 / level
-    tokens: Tensor  # () how many tokens could have been masked: the loss is divided by it
+    tokens: Tensor  # () tokens that could be masked, by weight: the loss is divided by them
 
     def to(self, device: torch.device) -> Noise:
         return Noise(self.masked.to(device), self.levels.to(device), self.tokens.to(device))
@@ -95,9 +96,14 @@ class Noise:
 
 
 def draw_noise(
-    sequences: Tensor, n_levels: int, config: ObjectiveConfig, generator: torch.Generator
+    sequences: Tensor,
+    n_levels: int,
+    config: ObjectiveConfig,
+    generator: torch.Generator,
+    weights: Tensor | None = None,
 ) -> Noise:
-    """The noise of one batch. `sequences`: (tokens,) the sequence of each token, in order.
+    """The noise of one batch. `sequences`: (tokens,) the sequence of each token, in order;
+    `weights`: (items,) factors on the items' losses.
 
     For a sequence, the sum over masked tokens of -log p / level is an unbiased estimate of:
     - `diffusion`: the negative ELBO of the sequence (equation 3);
@@ -119,7 +125,8 @@ def draw_noise(
         masked = torch.where(chosen[sequences], last, masked)
         noise = torch.where(chosen, last_noise, noise)
         at_stake = ~chosen[sequences] | last_items(sequences, n_levels)
-    return Noise(masked, noise[sequences], at_stake.sum())
+    by_item = at_stake.view(-1, n_levels).sum(1)
+    return Noise(masked, noise[sequences], weighted_sum(by_item, weights))
 
 
 def _share(share: float, count: int, generator: torch.Generator) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from maskgr.decoding.matching import CodeIndex, Filters, Remaining
 from maskgr.models.maskgr.network import Denoised, Network
 from maskgr.models.maskgr.noise import Noise
+from maskgr.nn.softmax import weighted_sum
 from maskgr.nn.transformer import Layout
 
 
@@ -28,13 +29,14 @@ def negative_elbo(
     noise: Noise,
     numbers: Tensor,
     index: CodeIndex | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Denoised]:
     """() sum over masked tokens of -log p(token | masked sequence) / noise level, in nats, and the
     hidden states that it was computed from.
 
     `codes` (items, levels) and `numbers` (items,) are the items of all sequences, in the layout's
     order. With an `index` a digit's softmax runs over the codes that some item with the revealed
-    digits has.
+    digits has. `weights` (items,): factors on the items' losses.
     """
     rows, counts = masked_rows(noise.masked, network.n_levels)
     denoised = network.denoise(codes, noise.masked, layout, rows, numbers)
@@ -53,4 +55,5 @@ def negative_elbo(
         allowed = None if remaining is None else remaining.allowed(level)[items]
         log_probs = network.tokens.log_probs(hidden, level, allowed)  # (rows of the level, codes)
         scores.append(log_probs.gather(1, true[:, level, None]).squeeze(1))
-    return -(torch.cat(scores) / noise.levels[rows]).sum(), denoised
+    own = None if weights is None else weights[rows // network.n_levels]
+    return -weighted_sum(torch.cat(scores) / noise.levels[rows], own), denoised

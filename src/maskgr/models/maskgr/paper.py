@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from maskgr.data.sequences import Sequences
+from maskgr.data.sequences import Counts, Sequences
 from maskgr.data.splits import Holdout
 from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.decoding.decoder import Ranking, Search
@@ -59,9 +59,7 @@ class PaperMaskGR(Generative):
     Config: ClassVar[type[Any]] = PaperConfig
     piece_tokens: int | None = 2048  # hidden states of this many tokens stay near a CPU
 
-    def __init__(
-        self, config: TrainConfig, sids: SemanticIds, counts: npt.NDArray[np.int64]
-    ) -> None:
+    def __init__(self, config: TrainConfig, sids: SemanticIds, counts: Counts) -> None:
         super().__init__(config, sids, counts)
         own: PaperConfig = config.model
         self.own = own
@@ -72,27 +70,30 @@ class PaperMaskGR(Generative):
 
     def prepare(self, sequences: Sequences, generator: torch.Generator) -> MaskedBatch:
         layout = Layout.of((sequences.lengths * self.levels).tolist())
-        noise = draw_noise(layout.sequences, self.levels, self.own.objective, generator)
+        weights = None if sequences.weights is None else torch.from_numpy(sequences.weights)
+        objective = self.own.objective
+        noise = draw_noise(layout.sequences, self.levels, objective, generator, weights)
         return MaskedBatch(sequences, float(noise.tokens), noise, self.levels)
 
     def forward(self, batch: MaskedBatch) -> Tensor:
         if not len(batch.sequences):  # more processes than sequences
             return 0 * sum((p.sum() for p in self.parameters()), self.network.tokens.bias.sum())
-        return self._loss(batch.sequences, batch.noise)
+        return self._loss(batch.sequences, batch.noise, batch.target_weights(self.device))
 
-    def _loss(self, sequences: Sequences, noise: Noise) -> Tensor:
-        """() equation 3 summed over the batch, and the dense head's cross-entropy."""
+    def _loss(self, sequences: Sequences, noise: Noise, weights: Tensor | None = None) -> Tensor:
+        """() equation 3 summed over the batch, and the dense head's cross-entropy; `weights`
+        (items,) are factors on the items' losses."""
         layout = Layout.of((sequences.lengths * self.levels).tolist(), self.device)
         numbers = torch.from_numpy(sequences.values).to(self.device).long()
         index = self.index if self.own.objective.catalogue_aware else None
-        loss, denoised = negative_elbo(
-            self.network, self.codes[numbers], layout, noise.to(self.device), numbers, index
-        )
+        noise, codes = noise.to(self.device), self.codes[numbers]
+        loss, denoised = negative_elbo(self.network, codes, layout, noise, numbers, index, weights)
         if denoised.queries is None or denoised.predicted is None or not self.training:
             return loss
         assert self.network.head is not None
-        targets = numbers[denoised.predicted]
-        return loss + catalogue_cross_entropy(denoised.queries, self.network.head.table, targets)
+        targets, table = numbers[denoised.predicted], self.network.head.table
+        own = None if weights is None else weights[denoised.predicted]
+        return loss + catalogue_cross_entropy(denoised.queries, table, targets, weights=own)
 
     def validate(self, holdout: Holdout) -> dict[str, float]:
         """One step scores every item exactly: quick, and it tells better networks from worse."""
