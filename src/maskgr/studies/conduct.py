@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from maskgr.data.splits import leave_out
+from maskgr.errors import RequestError
 from maskgr.models.base import Decodes
 from maskgr.studies.findings import Findings
 from maskgr.studies.measures import Scores
 from maskgr.studies.results import Cell, Part
-from maskgr.studies.runner import Job, Runner, TrainingError, each_trained
+from maskgr.studies.runner import EVALUATIONS, RUNS, Job, Runner, alone, each_trained
 from maskgr.studies.study import Asked, Study, Variant, Way, data_name
+
+SECONDS = 20.0  # at least between two versions of the files
 
 
 def conduct(name: str, study: Study, asked: Asked) -> Findings:
-    """Everything that was asked for; a training that fails is raised after the others."""
+    """Everything that was asked for; a training that fails is raised after the others.
+
+    Studies with the same `out` share their trainings.
+    """
     variants = study.chosen(asked.only)
     seeds = range(asked.seed, asked.seed + asked.seeds)
     jobs = {(own.name, seed): own.job(asked, seed) for own in variants for seed in seeds}
-    runners = [study.open(data, asked) for data in asked.data]
-    for runner in runners:  # no user has so many items: better said now than after a training
-        for count in {job.config.leave_out for job in jobs.values()}:
-            leave_out(runner.dataset.histories, count)
-    table = _Table(name, study, asked, runners, variants)
-    owners = {job: own for own in variants for seed in seeds for job in [jobs[own.name, seed]]}
-    # What exists first, then seed by seed: every model is in the table early.
-    todo = [(runner, jobs[own.name, s]) for s in seeds for runner in runners for own in variants]
-    todo.sort(key=lambda own: not own[0].is_trained(own[1]))
-    known = [own for own in todo if own[0].is_trained(own[1])]
-    try:
-        for (runner, job), run in each_trained(todo):
-            table.add(runner, owners[job], job, table.measure(runner, job, run))
-            if (runner, job) not in known[:-1]:
+    _require_ours(asked.out)
+    with alone(asked.out):
+        runners = [study.open(data, asked) for data in asked.data]
+        for runner in runners:  # users with too few items: better said now than after a training
+            for count in {job.config.leave_out for job in jobs.values()}:
+                leave_out(runner.dataset.histories, count)
+        table = _Table(name, study, asked, runners, variants)
+        # What exists first, then seed by seed: every model is in the table early.
+        todo = [(runner, jobs[v.name, s]) for s in seeds for runner in runners for v in variants]
+        todo.sort(key=lambda own: not own[0].is_trained(own[1]))
+        owners = {jobs[own.name, seed]: own for own in variants for seed in seeds}
+        written = -SECONDS
+        try:
+            for (runner, job), run in each_trained(todo):
+                table.add(runner, owners[job], job, run)
+                if time.monotonic() - written >= SECONDS:
+                    table.findings().save()
+                    written = time.monotonic()
+        finally:  # a failed training, or Ctrl-C: what was measured is shown
+            if table.found:
                 table.findings().save()
-    except TrainingError:
-        if table.found:
-            table.findings().save()
-        raise
     return table.findings()
+
+
+def _require_ours(out: Path) -> None:
+    """Raises for a folder of other things: its files would be mixed with ours."""
+    known = any((out / name).exists() for name in (RUNS, EVALUATIONS, ".lock"))
+    if out.exists() and not known and (not out.is_dir() or any(out.iterdir())):
+        raise RequestError(f"{out} exists and holds no study; give another --out")
 
 
 class _Table:
@@ -57,19 +73,13 @@ class _Table:
         # (runner, variant) -> way -> seed -> what was measured
         self.found: dict[tuple[Runner, str], dict[int, tuple[Way, dict[int, Scores]]]] = {}
 
-    def measure(self, runner: Runner, job: Job, run: Path) -> list[tuple[Way, Scores]]:
+    def add(self, runner: Runner, variant: Variant, job: Job, run: Path) -> None:
+        """Measures a trained variant in every way."""
         model = runner.load(run).model
         levels = model.levels if isinstance(model, Decodes) else 0
-        return [
-            (way, runner.measure(run, self.study.measure_of(way, self.asked)))
-            for way in self.study.ways(job.model, levels)
-        ]
-
-    def add(
-        self, runner: Runner, variant: Variant, job: Job, ways: Sequence[tuple[Way, Scores]]
-    ) -> None:
         own = self.found.setdefault((runner, variant.name), {})
-        for place, (way, scores) in enumerate(ways):
+        for place, way in enumerate(self.study.ways(job.model, levels)):
+            scores = runner.measure(run, self.study.measure_of(way, self.asked))
             own.setdefault(place, (way, {}))[1][job.seed] = scores
 
     def findings(self) -> Findings:

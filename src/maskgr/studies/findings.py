@@ -154,9 +154,9 @@ class Findings:
             (
                 "points: difference in percentage points on the same users, with half of its "
                 "paired 95 % interval; p is adjusted for all differences of the metric here (Holm)",
-                "holds: every difference is positive with p < 0.05 (or, where no worse is enough, "
-                "none is negative with p < 0.05 and none is below zero); holds partly: some are; "
-                "not decided: none is beyond chance",
+                "holds: every difference is positive with p < 0.05 (where no worse is enough: none "
+                "is negative); holds partly: some are; does not hold: none is, and some are negative "
+                "with p < 0.05; not decided: none is beyond chance",
             ),
         )
 
@@ -331,6 +331,8 @@ def _brief(value: float | None) -> str:
     """Three significant digits, or all before the point."""
     if value is None:
         return ""
+    if 0 < value < 0.01:
+        return "< 0.01"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 

@@ -30,6 +30,8 @@ LINES: tuple[dict[str, Any], ...] = (  # of up to six: marks, dashes and greys t
     {"marker": "P", "linestyle": "-", "color": "darkgray"},
 )
 PAPER: dict[str, Any] = {"marker": "x", "color": "black", "linestyle": "none", "markersize": 7}
+PAPER_MARKS = ("x", "+", "2")  # of several published series
+DODGE = 0.008  # of the axis, between the points of two series at one place
 Draw = Callable[[Path, "Drawn"], None]  # writes the figure of a part of the findings
 
 
@@ -109,9 +111,12 @@ def line_plot(file: Path, title: str, panels: Sequence[Curves]) -> None:
 
 
 def _draw_curves(axes: Axes, panel: Curves, styles: Mapping[str, dict[str, Any]]) -> None:
-    for name, points in panel.series.items():
+    every = [x for points in panel.series.values() for x, _ in points]
+    gap = 0.0 if panel.log or not every else DODGE * (max(every) - min(every))
+    for number, (name, points) in enumerate(panel.series.items()):
+        shift = (number - (len(panel.series) - 1) / 2) * gap
         axes.errorbar(
-            [x for x, _ in points],
+            [x + shift for x, _ in points],
             [100 * m.mean for _, m in points],
             yerr=_margins([m for _, m in points]),
             capsize=3,
@@ -119,8 +124,9 @@ def _draw_curves(axes: Axes, panel: Curves, styles: Mapping[str, dict[str, Any]]
             label=name,
             **styles[name],
         )
-    for name, known in panel.published.items():
-        axes.plot([x for x, _ in known], [y for _, y in known], label=name, **PAPER)
+    for (name, known), mark in zip(panel.published.items(), PAPER_MARKS, strict=False):
+        style = {**PAPER, "marker": mark}
+        axes.plot([x for x, _ in known], [y for _, y in known], label=name, **style)
     axes.set(xlabel=panel.x, ylabel=panel.y)
     if panel.log:
         axes.set_xscale("log")

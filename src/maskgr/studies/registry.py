@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maskgr.errors import RequestError
@@ -35,20 +34,7 @@ def study_of(name: str) -> Study:
 
 
 def run_study(name: str, asked: Asked) -> Findings:
-    """Studies with the same `out` share their trainings."""
-    from maskgr.studies.conduct import conduct
-    from maskgr.studies.runner import alone
-
     study = study_of(name)
-    _require_ours(asked.out)
-    with alone(asked.out):
-        return conduct(name, study, asked)
+    from maskgr.studies.conduct import conduct
 
-
-def _require_ours(out: Path) -> None:
-    """Raises for a folder of other things: its files would be mixed with ours."""
-    from maskgr.studies.runner import EVALUATIONS, RUNS
-
-    known = any((out / name).exists() for name in (RUNS, EVALUATIONS, ".lock"))
-    if out.exists() and not known and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"{out} exists and holds no study; give another --out")
+    return conduct(name, study, asked)

@@ -146,22 +146,18 @@ class Part:
 def check(part: Part, claims: Iterable[Claim]) -> list[Checked]:
     """Each claim with its paired differences; p-values are adjusted for all claims of a metric."""
     known = [claim for claim in claims if claim.pairs]
-    compared: dict[int, list[Pair]] = {}
+    compared: dict[tuple[str, Cell, Cell], Pair] = {}
     for metric in dict.fromkeys(claim.metric for claim in known):
-        own = [claim for claim in known if claim.metric == metric]
-        pairs = [(claim, pair) for claim in own for pair in claim.pairs]
-        pairs = [(claim, pair) for claim, pair in pairs if _both_have(part.protocol, metric, pair)]
-        for claim, pair in zip(
-            [claim for claim, _ in pairs],
-            compare(part.protocol, metric, [pair for _, pair in pairs]),
-            strict=True,
-        ):
-            compared.setdefault(id(claim), []).append(pair)
-    return [
-        Checked(claim, tuple(found), _verdict(claim, found))
-        for claim in known
-        if (found := compared.get(id(claim), []))
-    ]
+        pairs = [pair for claim in known if claim.metric == metric for pair in claim.pairs]
+        own = [pair for pair in dict.fromkeys(pairs) if _both_have(part.protocol, metric, pair)]
+        found = compare(part.protocol, metric, own)
+        compared |= {(metric, *pair): d for pair, d in zip(own, found, strict=True)}
+    checked = []
+    for claim in known:
+        keys = [(claim.metric, *pair) for pair in claim.pairs]
+        if differences := tuple(compared[key] for key in keys if key in compared):
+            checked.append(Checked(claim, differences, _verdict(claim, differences)))
+    return checked
 
 
 def compare(protocol: Protocol, metric: str, pairs: Sequence[tuple[Cell, Cell]]) -> list[Pair]:
@@ -181,15 +177,16 @@ def _both_have(protocol: Protocol, metric: str, pair: tuple[Cell, Cell]) -> bool
 
 
 def _verdict(claim: Claim, pairs: Sequence[Pair]) -> Verdict:
+    """`holds` where every difference is positive beyond chance; for a weak claim it is enough that
+    none is negative."""
     sure = [own.adjusted < SIGNIFICANT for own in pairs]
-    ahead = [own.difference.mean >= 0 if claim.weak else False for own in pairs]
+    signs = [own.difference.mean for own in pairs]
     wins = [
-        (own.difference.mean > 0 and known) or (equal and not known)
-        for own, known, equal in zip(pairs, sure, ahead, strict=True)
+        (d > 0 and known) or (claim.weak and d >= 0) for d, known in zip(signs, sure, strict=True)
     ]
-    losses = [own.difference.mean < 0 and known for own, known in zip(pairs, sure, strict=True)]
     if all(wins):
         return "holds"
     if any(wins):
         return "holds partly"
+    losses = [d < 0 and known for d, known in zip(signs, sure, strict=True)]
     return "does not hold" if any(losses) else "not decided"

@@ -40,17 +40,15 @@ def derive(cells: Sequence[Cell]) -> Sequence[Cell]:
 
 def claims(part: Part) -> Iterator[Claim]:
     for form in FORMS:
-        for text, drops in (
-            ("retains more than TIGER when up to half of the items are dropped", DROPS[1:4]),
-            ("retains no less than TIGER when 62.5 and 75 % are dropped", DROPS[4:]),
+        for text, drops, weak in (
+            ("retains more than TIGER when up to half of the items are dropped", DROPS[1:4], False),
+            ("retains no less than TIGER when 62.5 and 75 % are dropped", DROPS[4:], True),
         ):
             pairs = part.pairs(
                 *(((variant(form, drop), ""), (variant("tiger", drop), "")) for drop in drops)
             )
             for metric in METRICS:
-                yield Claim(
-                    f"{form} {text}", RETAINED + metric, pairs, weak=drops is not DROPS[1:4]
-                )
+                yield Claim(f"{form} {text}", RETAINED + metric, pairs, weak)
 
 
 def draw(file: Path, drawn: Drawn) -> None:
