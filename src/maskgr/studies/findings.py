@@ -155,8 +155,8 @@ class Findings:
                 "points: difference in percentage points on the same users, with half of its "
                 "paired 95 % interval; p is adjusted for all differences of the metric here (Holm)",
                 "holds: every difference is positive with p < 0.05 (where no worse is enough: none "
-                "is negative); holds partly: some are; does not hold: none is, and some are negative "
-                "with p < 0.05; not decided: none is beyond chance",
+                "is negative); holds partly: some are; does not hold: none is, and some are "
+                "negative with p < 0.05; not decided: none is beyond chance",
             ),
         )
 
