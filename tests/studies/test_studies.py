@@ -25,7 +25,7 @@ from maskgr.data.splits import leave_out
 from maskgr.errors import RequestError
 from maskgr.evaluation.differences import Difference
 from maskgr.evaluation.ranking import Query, Ranked
-from maskgr.models.base import model_class, train_config
+from maskgr.models.base import MODELS, model_class, train_config
 from maskgr.recommender import RECOMMENDER, Recommender
 from maskgr.studies import cold_start, recipe, results
 from maskgr.studies.findings import Findings
@@ -115,8 +115,8 @@ def test_study_writes_its_table_figure_configurations_and_report(
     assert (folder / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     for cell in part["cells"]:
         for values in cell["protocols"].values():
-            for metric in study.metrics:
-                mean = values[metric]
+            assert set(values) == set(study.metrics)
+            for mean in values.values():
                 assert mean["low"] <= mean["mean"] <= mean["high"]
     with (folder / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -124,7 +124,7 @@ def test_study_writes_its_table_figure_configurations_and_report(
     assert len(rows) == len(part["cells"]) * len(found.protocols) + published
     exact = json.loads((folder / "configurations.json").read_text())
     assert [own["variant"] for own in exact["variants"]] == [c[study.first] for c in part["cells"]]
-    assert all(own["trainings"][0]["fit"]["steps"] <= 600 for own in exact["variants"])
+    assert all(own["trainings"][0]["name"] in MODELS for own in exact["variants"])
     html = (folder / "report.html").read_text()
     assert 'src="data:image/png;base64,' in html
     assert "http" not in html
@@ -171,14 +171,14 @@ def test_several_datasets_and_seeds_are_one_table(
     }
     assert all(part.cells[0].seeds == (0, 1) for part in found.parts)
     assert "24 users and 2 seeds" in found.reports()[0].notes[0]
-    assert [len(run) for run in (jobs,)] == [4]
+    assert len(jobs) == 4
     assert "[4/4] popularity, preset cpu, seed 1 on " in capsys.readouterr().err
 
 
 def test_paper_figures_stand_beside_the_dataset_that_they_are_about(asked: Asked) -> None:
     overall = study_of("overall")
     assert [overall.paper_of(name) for name in ("ml-1m", "my-shop")] == ["ml-1m", "beauty"]
-    cell = replace_cell(variant="tiger", model="tiger")
+    cell = _cell(variant="tiger", model="tiger")
     assert overall.paper("ml-1m", cell) == {
         "recall@5": 12.83,
         "ndcg@5": 8.85,
@@ -186,11 +186,11 @@ def test_paper_figures_stand_beside_the_dataset_that_they_are_about(asked: Asked
         "ndcg@10": 10.13,
     }
     levels = study_of("levels")
-    cell = replace_cell(variant="maskgr-paper 5 digits", model="maskgr-paper", key="free")
+    cell = _cell(variant="maskgr-paper 5 digits", model="maskgr-paper", key="free")
     assert levels.paper("beauty", cell)["recall@10"] == 7.53
 
 
-def replace_cell(**changes: Any) -> results.Cell:
+def _cell(**changes: Any) -> results.Cell:
     plain = {"variant": "", "model": "", "key": "", "labels": (), "seeds": (), "scores": ()}
     return results.Cell(**{**plain, "values": {}, **changes})
 
@@ -346,7 +346,7 @@ def test_command_prints_tables_or_json_and_lists_the_studies(
     words = (*words, "--preset", "tiny", "--only", "maskgr")
     outcome = maskgr(*words)
     assert outcome.code == 0, outcome.err
-    assert "left-to-right" in outcome.out
+    assert "Decoding orders" in outcome.out
     assert "report.html" in outcome.out
     found = json.loads(maskgr(*words, "--json").out)
     assert found["parts"][0]["cells"][0]["order"] == "any"  # one step has none
@@ -380,7 +380,6 @@ def test_killed_study_goes_on_to_the_same_result(
         process.wait()
     partial = json.loads((killed / "overall-beauty" / "table.json").read_text())
     assert partial["missing"] == ["bert4rec"]
-    assert not list(killed.glob("**/*.png.*"))  # nothing half written
     went_on = json.loads(maskgr(*words, killed).out)
     assert [command[5] for command in commands] == ["bert4rec"]
     whole = json.loads(maskgr(*words, tmp_path / "whole").out)
