@@ -81,7 +81,10 @@ TRAIN = ["train", "synthetic", "--out", "x"]
         (["recommend", "x", "--input", "a"], "--input or --all-users goes with --output"),
         (["recommend", "x", "--input", "a", "--output", "b", "--json"], "--input or --all-users"),
         (["study", "magic", "--out", "x"], "there is no study 'magic'; the studies are "),
-        (["study", "orders", "--out", "x", "--only", "a"], "--only chooses among the variants of"),
+        (
+            ["study", "orders", "--out", "x", "--only", "a"],
+            "--only a: no such variant; the variants are maskgr",
+        ),
         (["data", "fetch", "netflix"], "'netflix' is neither a folder nor a source"),
         (["data", "fetch", "beauty", "--set", "users=5"], "beauty has no settings; only synthetic"),
         (["data", "fetch", "synthetic", "--set", "size=5"], "--set size=5: there is no setting si"),

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from maskgr.evaluation.differences import Difference, holm, mean_over_seeds, paired_difference
+from maskgr.evaluation.differences import (
+    Difference,
+    holm,
+    mean_over_seeds,
+    paired_difference,
+    share_of,
+)
 from maskgr.evaluation.metrics import Mean
 
 RNG = np.random.default_rng(0)
@@ -118,3 +124,18 @@ def test_holm_by_hand_and_by_its_definition() -> None:
     for row, adjusted in enumerate(holm(list(p))):
         worst = max(min(1, p[o] * (p >= p[o]).sum()) for o in range(12) if p[o] <= p[row])
         assert adjusted == pytest.approx(worst)
+
+
+def test_share_of_another_mean_has_the_interval_of_the_ratio() -> None:
+    rng = np.random.default_rng(3)
+    whole = (rng.random((1, 4000)) < 0.3).astype(float)
+    part = whole * (rng.random((1, 4000)) < 0.8)
+    found = mean_over_seeds(share_of(part, whole), np.inf)
+    assert found.mean == pytest.approx(part.mean() / whole.mean())
+    rows = rng.integers(0, 4000, (2000, 4000))  # samples of the users
+    ratios = part[0][rows].mean(1) / whole[0][rows].mean(1)
+    assert found.high - found.mean == pytest.approx(1.96 * ratios.std(), rel=0.05)
+    itself = mean_over_seeds(share_of(whole, whole), np.inf)
+    assert (itself.low, itself.mean, itself.high) == pytest.approx((1, 1, 1))
+    more = mean_over_seeds(share_of(np.ones((1, 4000)), whole), np.inf)
+    assert more.high > more.mean > 1

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
+from torch import nn
 
 from maskgr.data.config import DataConfig, SyntheticConfig
 from maskgr.data.dataset import Dataset
@@ -24,7 +25,8 @@ from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.protocol import evaluate
 from maskgr.recommender import Recommender
 from maskgr.studies import runner as module
-from maskgr.studies.runner import Job, Measure, Runner, TrainingError, alone, run_bound
+from maskgr.studies.measures import Measure
+from maskgr.studies.runner import Job, Runner, TrainingError, alone, run_bound
 from maskgr.training.log import COLUMNS
 
 NEIGHBOURS = Job("neighbours")
@@ -116,7 +118,7 @@ def test_scores_are_those_of_an_evaluation_and_are_kept(
         raise AssertionError("measured twice")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "evaluate", again)
+        patch.setattr(module, "measured", again)
         same = runner.measure(run, measure)
         assert same.users_per_second == found.users_per_second
         with pytest.raises(AssertionError, match="measured twice"):
@@ -149,7 +151,7 @@ def test_decoding_of_a_measure_is_used_and_named(shop: Path, tmp_path: Path) -> 
     assert found.decoding["steps"] == 1
     assert runner.measure(run, Measure(protocols=("all",))).decoding["steps"] == 2
     model = Recommender.load(run).model
-    assert isinstance(model, module.nn.Module)
+    assert isinstance(model, nn.Module)
     assert found.parameters == sum(p.numel() for p in model.parameters()) > 0
 
 

@@ -67,7 +67,7 @@ def compare(
     """
     from maskgr.studies.compare import compare as run
     from maskgr.studies.compare import entries
-    from maskgr.studies.runner import Measure
+    from maskgr.studies.measures import Measure
 
     asked = entries(
         split_ids(models),

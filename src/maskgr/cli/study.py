@@ -1,4 +1,4 @@
-"""`maskgr study`: a table of the paper, or one of our own."""
+"""`maskgr study`: a table or figure of the paper, or one of our own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from maskgr.cli.console import interruptible, print_json, print_table
 from maskgr.cli.options import (
     DefaultCommand,
     JsonOption,
-    MinutesOption,
-    ModelOption,
     UsersOption,
+    split_ids,
 )
-from maskgr.errors import RequestError
 
 
 class _DefaultRun(DefaultCommand):
@@ -23,7 +21,7 @@ class _DefaultRun(DefaultCommand):
 
 
 app = typer.Typer(
-    help="Tables of the paper: `maskgr study NAME --out FOLDER`.",
+    help="The paper's tables and figures: `maskgr study NAME --out FOLDER`.",
     cls=_DefaultRun,
     no_args_is_help=True,
 )
@@ -32,52 +30,82 @@ app = typer.Typer(
 @app.command("list")
 def list_studies(as_json: JsonOption = False) -> None:
     """List the studies."""
-    from maskgr.studies.registry import STUDIES
+    from maskgr.studies.registry import STUDIES, study_of
 
-    if as_json:
-        print_json(STUDIES)
-    else:
+    if not as_json:
         print_table(("study", "shows"), list(STUDIES.items()))
+        return
+    studies = {name: study_of(name) for name in STUDIES}
+    print_json(
+        [
+            {
+                "name": name,
+                "about": STUDIES[name],
+                "paper": study.where or None,
+                "variants": [own.name for own in study.variants],
+                "metrics": study.metrics,
+            }
+            for name, study in studies.items()
+        ]
+    )
 
 
 @app.command()
 def run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="See maskgr study list.")],
-    out: Annotated[Path, typer.Option(help="The folder of its trainings, which are used again.")],
-    data: Annotated[str, typer.Option(help="A dataset folder or a built-in source.")] = "beauty",
-    model: ModelOption = None,
-    preset: Annotated[
-        str | None, typer.Option(help="Settings to start from; by default the study's own.")
+    out: Annotated[
+        Path,
+        typer.Option(help="The folder of trainings and results; studies share what is in it."),
+    ],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A dataset folder or a built-in source; repeatable, or separated by commas.",
+            show_default="beauty",
+        ),
     ] = None,
-    minutes: MinutesOption = None,
+    preset: Annotated[
+        str,
+        typer.Option(help="cpu, published (for a GPU) or tiny; recipe takes any of maskgr's."),
+    ] = "cpu",
+    minutes: Annotated[
+        float | None, typer.Option(help="Time for training each model; else the preset's.")
+    ] = None,
     users: UsersOption = None,
-    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each model.")] = 1,
     only: Annotated[
-        list[str] | None, typer.Option(help="A variant of the study recipe; repeatable.")
+        list[str] | None,
+        typer.Option(help="Variants or models by name; repeatable, or separated by commas."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train what a study needs, and print its table."""
-    from maskgr.studies.registry import run_study
-    from maskgr.studies.report import Asked
+    """Train what a study needs, measure it, and put it beside the paper's figures.
 
-    if only and name != "recipe":
-        raise RequestError(f"--only chooses among the variants of recipe, and {name} has none")
+    The same command goes on after an interruption. Studies with the same --out train nothing
+    twice.
+    """
+    from maskgr.studies.registry import run_study
+    from maskgr.studies.study import Asked
+
     asked = Asked(
-        data,
+        tuple(part for text in data or ["beauty"] for part in split_ids(text)),
         out,
-        model=model,
         preset=preset,
         minutes=minutes,
         users=users,
         seed=seed,
-        only=tuple(only or ()),
+        seeds=seeds,
+        only=tuple(part for text in only or () for part in split_ids(text)),
     )
     with interruptible("the same command goes on"):
         found = run_study(name, asked)
     if as_json:
         print_json(found.to_dict())
         return
-    print_table(found.columns, found.rows, title=found.title)
-    for note in found.notes:
-        print(note)
+    for report in found.reports():
+        print_table(report.columns, report.rows, title=report.title)
+        for note in report.notes:
+            print(note)
+        print()
+    print(f"saved to {found.folder}: report.html, figures, table.md, .csv and .json, …")

@@ -31,13 +31,13 @@ class Difference:
     p: float
 
 
-def mean_over_seeds(values: Floats) -> Mean:
-    """The mean of `values` (seeds, users) with its 95 % interval."""
+def mean_over_seeds(values: Floats, most: float = 1.0) -> Mean:
+    """The mean of `values` (seeds, users), `most` at most, with its 95 % interval."""
     if len(values) == 1:
-        return Mean.of(values[0])
+        return Mean.of(values[0], most)
     center = float(values.mean())
     low, high, _ = _interval(center, [_part(values.mean(axis=0)), _part(values.mean(axis=1))])
-    return Mean(center, max(0.0, low), min(1.0, high))
+    return Mean(center, max(0.0, low), min(most, high))
 
 
 def paired_difference(ours: Floats, theirs: Floats) -> Difference:
@@ -54,6 +54,18 @@ def paired_difference(ours: Floats, theirs: Floats) -> Difference:
     seeds = [_part(own.mean(axis=1)) for own in (ours, theirs) if len(own) > 1]
     low, high, p = _interval(center, [_part(each), *seeds])
     return Difference(center, max(-1.0, low), min(1.0, high), p)
+
+
+def share_of(values: Floats, whole: Floats) -> Floats:
+    """(seeds, users) values whose mean is that of `values` over that of `whole`, and which spread
+    as this ratio does (delta method): their intervals and paired differences are the ratio's.
+
+    The seeds of `whole` (other seeds, the same users) are taken as they are, without an error.
+    """
+    base, own = whole.mean(axis=0), float(whole.mean())
+    ratio = float(values.mean()) / own
+    found: Floats = values / own - ratio * (base - own) / own
+    return found
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -59,11 +59,12 @@ class Mean:
     high: float
 
     @classmethod
-    def of(cls, values: Floats) -> Mean:
+    def of(cls, values: Floats, most: float = 1.0) -> Mean:
+        """`most`: what the mean cannot exceed."""
         mean = float(values.mean())
         spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
         margin = 1.96 * spread / np.sqrt(len(values))
-        return cls(mean, max(0.0, mean - margin), min(1.0, mean + margin))
+        return cls(mean, max(0.0, mean - margin), min(most, mean + margin))
 
 
 def user_metrics(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -11,63 +12,58 @@ import numpy.typing as npt
 from maskgr.data.dataset import Dataset
 from maskgr.data.open import open_dataset
 from maskgr.data.splits import Holdout, leave_out
-from maskgr.evaluation.protocol import evaluate
-from maskgr.evaluation.ranking import Ranker
-from maskgr.models.base import Decodes, require
 from maskgr.recommender import Recommender
-from maskgr.studies.report import Asked, Report, Row, percent
+from maskgr.studies import paper
+from maskgr.studies.measures import Measure
 from maskgr.studies.runner import Runner
+from maskgr.studies.study import FORMS, Asked, Study, Variant, Way, data_name
 
 SHARE = 0.05  # of the items
-METRICS = ("recall@5", "recall@10", "ndcg@5", "ndcg@10")
+NEW, KNOWN = "new", "trained on"
 
 
-def run(asked: Asked) -> Report:
-    """Recall for users whose next item is new, and for the others, beside popularity."""
-    job = asked.job()
-    dataset = open_dataset(asked.data)
-    cold = np.zeros(len(dataset.items), dtype=bool)
+@dataclass(frozen=True, eq=False)
+class ColdRunner(Runner):
+    """Trains without the `cold` items, adds them, and asks for them, or for the others."""
+
+    _: KW_ONLY
+    whole: Dataset
+    cold: npt.NDArray[np.bool_]  # (items,)
+
+    def questions(self, run: Path, measure: Measure) -> tuple[Recommender, Holdout]:
+        given = self.whole.embeddings
+        recommender = self.load(run).add_items(
+            self.whole.items.filter(self.cold),
+            embeddings=None if given is None else given[self.cold],
+        )
+        test = renumbered(leave_out(self.whole.histories).test, self.cold)
+        # Users whose history is too short without the new items have no test item: their last
+        # item was trained on.
+        asked = np.isin(test.users, leave_out(self.dataset.histories).test.users)
+        is_new = test.targets[:, 0] >= len(self.dataset.items)
+        wanted = is_new if measure.group == NEW else ~is_new
+        return recommender, test.select(np.flatnonzero(asked & wanted))
+
+
+def open_cold(data: str, asked: Asked) -> Runner:
+    """A random share of the items is left out; the rest is a dataset of its own in `out`."""
+    whole = open_dataset(data)
+    cold = np.zeros(len(whole.items), dtype=bool)
     count = max(1, round(SHARE * len(cold)))
     cold[np.random.default_rng(asked.seed).permutation(len(cold))[:count]] = True
-    warm = without(dataset, cold)
-    folder = asked.out / "cold-start-data"
-    warm.save(folder)
-    runner = Runner.open(str(folder), asked.out)
-    models = [runner.load(runner.train(job)), Recommender.train(warm, model="popularity")]
-    embeddings = None if dataset.embeddings is None else dataset.embeddings[cold]
-    new = dataset.items.filter(cold)
-    models = [model.add_items(new, embeddings=embeddings) for model in models]
-    test = renumbered(leave_out(dataset.histories).test, cold)
-    # Users whose history is too short without the new items have no test item: their last item
-    # was trained on.
-    test = test.select(np.flatnonzero(np.isin(test.users, leave_out(warm.histories).test.users)))
-    is_cold = test.targets[:, 0] >= len(warm.items)
-    rows: list[Row] = []
-    for label, chosen in (("new", is_cold), ("trained on", ~is_cold)):
-        part = test.select(np.flatnonzero(chosen))
-        if asked.users is not None:
-            part = part.sample(asked.users)
-        for model in models:
-            for steps, ranker in _rankers(model):
-                found = evaluate(ranker, part, len(dataset.items), protocols=("unseen",))
-                figures = percent(found.values["unseen"], METRICS)
-                rows.append((label, len(part.users), model.config.name, steps, *figures))
-    return Report(
-        f"Cold start on {asked.data}: {count:,} of {len(cold):,} items added after training, test, "
-        "protocol unseen, percent",
-        ("next item", "users", "model", "steps", *METRICS),
-        tuple(rows),
-    )
+    folder = asked.out / "cold-start-data" / data_name(data)
+    without(whole, cold).save(folder)
+    plain = Runner.open(str(folder), asked.out)
+    return ColdRunner(**vars(plain), whole=whole, cold=cold)
 
 
-def _rankers(recommender: Recommender) -> Iterator[tuple[int | str, Ranker]]:
+def ways(model: str, levels: int) -> Sequence[Way]:
     """Generation in one step and digit by digit; popularity has one way only."""
-    if recommender.config.name == "popularity":
-        yield "", recommender.ranker()
-        return
-    for steps in (1, require(recommender.model, Decodes).levels):
-        decoding = recommender.decoding(retrieval="generative", steps=steps)
-        yield steps, recommender.ranker(decoding)
+    return [
+        Way((group, steps or ""), {"group": group, "decoding": {"steps": steps} if steps else {}})
+        for group in (NEW, KNOWN)
+        for steps in sorted({1, levels} if levels else {0})
+    ]
 
 
 def without(dataset: Dataset, cold: npt.NDArray[np.bool_]) -> Dataset:
@@ -91,3 +87,20 @@ def renumbered(holdout: Holdout, cold: npt.NDArray[np.bool_]) -> Holdout:
     number[order] = np.arange(len(cold))
     histories = replace(holdout.histories, values=number[holdout.histories.values])
     return Holdout(holdout.users, histories, number[holdout.targets])
+
+
+STUDY = Study(
+    title="Items added after training",
+    where="",
+    variants=[Variant(name, name) for name in (*FORMS, "popularity")],
+    metrics=paper.METRICS,
+    labels=("next item", "steps"),
+    measure=Measure(protocols=("unseen",)),
+    facts=("users", "minutes", "users/s"),
+    ways=ways,
+    open=open_cold,
+    notes=(
+        f"{SHARE:.0%} of the items are held out of training and added afterwards by their text; "
+        "next item: whether the user's next item is one of them",
+    ),
+)

@@ -12,13 +12,12 @@ from maskgr.data.splits import leave_out
 from maskgr.errors import RequestError
 from maskgr.models.base import MODELS, model_class, train_config
 from maskgr.studies.comparison import NAME, Comparison, Measured
+from maskgr.studies.measures import Measure, Scores
 from maskgr.studies.runner import (
     EVALUATIONS,
     RUNS,
     Job,
-    Measure,
     Runner,
-    Scores,
     TrainingError,
     alone,
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -15,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from maskgr.artefact import write_file
 from maskgr.errors import RequestError
-from maskgr.evaluation.differences import Difference, holm, mean_over_seeds, paired_difference
+from maskgr.evaluation.differences import holm, mean_over_seeds, paired_difference
 from maskgr.evaluation.metrics import Floats, Mean
 from maskgr.evaluation.protocol import Protocol
+from maskgr.studies.measures import Measure, Scores
+from maskgr.studies.pairs import Pair, gap_text, p_text, pair_dict
 from maskgr.studies.plots import interval_plot
-from maskgr.studies.report import Report, Row, plus_minus
-from maskgr.studies.runner import Measure, Scores, TrainingError
+from maskgr.studies.report import Report, Row, plus_minus, to_csv, write_text
+from maskgr.studies.runner import TrainingError
 
 NAME = "comparison"  # of the files, with their endings
 DIFFERENCES = "differences.csv"
@@ -56,23 +55,6 @@ class Measured:
     @property
     def parameters(self) -> int:
         return self.scores[0].parameters
-
-
-@dataclass(frozen=True)
-class Pair:
-    """How much `model` is above `other` on the same users."""
-
-    protocol: Protocol
-    metric: str
-    model: str
-    other: str
-    difference: Difference
-    adjusted: float  # the p-value, for the number of pairs
-
-    def turned(self) -> Pair:
-        d = self.difference
-        turned = Difference(-d.mean, -d.high, -d.low, d.p)
-        return replace(self, model=self.other, other=self.model, difference=turned)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +156,7 @@ class Comparison:
             notes.append(f"best under {protocol}: {best}")
             for name in (own.name for own in self.models if own.name != best):
                 found = [pairs[protocol, metric, name, best] for metric in SHOWN]
-                cells = [text for pair in found for text in (_gap(pair), _p(pair.adjusted))]
+                cells = [text for pair in found for text in (gap_text(pair), p_text(pair.adjusted))]
                 rows.append((name, protocol, *cells))
         notes.append(
             "the same users, paired t-interval of 95 %; p is adjusted for all pairs of models "
@@ -195,7 +177,7 @@ class Comparison:
             "split": self.measure.split,
             "users": self.users,
             "models": [self._model_dict(own) for own in self.models],
-            "differences": [_pair_dict(pair) for pair in self.pairs],
+            "differences": [pair_dict(pair) for pair in self.pairs],
             "missing": list(self.missing),
         }
 
@@ -225,16 +207,18 @@ class Comparison:
     def save(self, out: Path) -> None:
         """Writes the table (Markdown, CSV, JSON), the differences (CSV) and the picture (PNG)."""
         found = self.to_dict()
-        _write(out / f"{NAME}.json", json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-        _write(out / f"{NAME}.csv", _csv([row for own in found["models"] for row in _tidy(own)]))
-        _write(out / DIFFERENCES, _csv(found["differences"]))
+        write_text(out / f"{NAME}.json", json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        write_text(
+            out / f"{NAME}.csv", to_csv([row for own in found["models"] for row in _tidy(own)])
+        )
+        write_text(out / DIFFERENCES, to_csv(found["differences"]))
         parts = [report.to_markdown() for report in self.reports()]
         try:
             self.draw(out / f"{NAME}.png")
             parts.append(f"![Each model with its intervals]({NAME}.png)\n")
         except RequestError as error:  # tables without a picture are still tables
             print(f"note: {error}", file=sys.stderr)
-        _write(out / f"{NAME}.md", "\n".join(parts))
+        write_text(out / f"{NAME}.md", "\n".join(parts))
 
     def draw(self, file: Path) -> None:
         panels = {
@@ -246,16 +230,6 @@ class Comparison:
         }
         title = f"{self.data}, {self.measure.split}, {self.users:,} users, 95 % intervals"
         interval_plot(file, title, [own.name for own in self.models], panels)
-
-
-def _gap(pair: Pair) -> str:
-    """A difference in percentage points, with half of its interval."""
-    d = pair.difference
-    return f"{100 * d.mean:+.2f} ± {50 * (d.high - d.low):.2f}"
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _brief(rate: float) -> float:
@@ -271,21 +245,6 @@ def _decoding(used: Mapping[str, Any]) -> str:
         if used["steps"] > 1:
             words += [f"order {used['order']}", f"beams {used['beams']}"]
     return ", ".join(words)
-
-
-def _pair_dict(pair: Pair) -> dict[str, Any]:
-    d = pair.difference
-    return {
-        "protocol": pair.protocol,
-        "metric": pair.metric,
-        "model": pair.model,
-        "other": pair.other,
-        "difference": d.mean,
-        "low": d.low,
-        "high": d.high,
-        "p": d.p,
-        "p_adjusted": pair.adjusted,
-    }
 
 
 def _tidy(model: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -305,17 +264,3 @@ def _tidy(model: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for protocol, values in model["protocols"].items()
     ]
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue()
-
-
-def _write(file: Path, text: str) -> None:
-    with write_file(file) as draft:
-        draft.write_text(text, encoding="utf-8")

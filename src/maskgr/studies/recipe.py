@@ -6,12 +6,11 @@ minutes rank choices that differ clearly; they do not tell small differences fro
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
-from maskgr.errors import RequestError
-from maskgr.studies.report import Asked, Report, Row, percent
+from maskgr.studies.measures import Measure
+from maskgr.studies.study import Study, Variant, Way
 
-STEPS = {"1 step": 1, "m steps": 0}
 VARIANTS: dict[str, tuple[str, ...]] = {
     "as it is": (),
     "items by text": ("items=text",),
@@ -51,29 +50,19 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def run(asked: Asked) -> Report:
-    """Trains the variants in `only`, or all."""
-    unknown = [name for name in asked.only if name not in VARIANTS]
-    if unknown:
-        raise RequestError(
-            f"there is no variant {unknown[0]!r}; the variants are {', '.join(VARIANTS)}"
-        )
-    names = asked.only or tuple(VARIANTS)
-    # A model without these settings is refused before any training.
-    jobs = {asked.job(VARIANTS[name]): name for name in names}
-    runner, users = asked.runner(), 0
-    rows: list[Row] = []
-    for job, run in runner.each_trained(list(jobs)):
-        figures: list[float] = []
-        for steps in STEPS.values():
-            how = replace(asked.measure(("all",), steps=steps), split="validation")
-            found = runner.measure(run, how)
-            figures += percent(found.values["all"], ("recall@10", "ndcg@10"))
-        users = found.users
-        rows.append((jobs[job], asked.seed, round(found.minutes, 1), *figures))
-    return Report(
-        f"Variants of {asked.preset or 'cpu'} on {asked.data}, validation, "
-        f"{users:,} users, protocol all, percent",
-        ("variant", "seed", "minutes", *(f"{s}, {m}" for s in STEPS for m in ("R@10", "N@10"))),
-        tuple(rows),
-    )
+def ways(model: str, levels: int) -> Sequence[Way]:
+    return [Way((steps,), {"decoding": {"steps": steps}}) for steps in sorted({1, levels})]
+
+
+STUDY = Study(
+    title="The recipe and its alternatives",
+    where="",
+    first="variant",
+    variants=[Variant(name, "maskgr", settings) for name, settings in VARIANTS.items()],
+    metrics=("recall@10", "ndcg@10"),
+    labels=("steps",),
+    facts=("minutes", "users/s"),
+    measure=Measure(split="validation", protocols=("all",)),
+    ways=ways,
+    notes=("validation chose each network, so these figures flatter",),
+)

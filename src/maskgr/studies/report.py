@@ -1,51 +1,18 @@
-"""The request that a study gets, and the table that it returns."""
+"""Tables of results, and the files that they are written to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from maskgr.errors import RequestError
-from maskgr.evaluation.metrics import Floats, Mean, means
-from maskgr.evaluation.protocol import Protocol
-from maskgr.models.base import capabilities, model_class, train_config
-from maskgr.studies.runner import Job, Measure, Runner
+from maskgr.artefact import write_file
+from maskgr.evaluation.metrics import Mean
 
 Row = tuple[str | float, ...]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The request; every study takes the same."""
-
-    data: str  # a folder or a built-in source
-    out: Path  # folder of its trainings; a finished one is used again
-    _: KW_ONLY
-    model: str | None = None  # None: the study's own
-    preset: str | None = None  # None: the study's own, mostly cpu
-    minutes: float | None = None  # of each training; None: the preset's
-    users: int | None = None  # evaluated users; None: all
-    seed: int = 0
-    only: tuple[str, ...] = ()  # the variants to train, of a study that has variants
-
-    def runner(self) -> Runner:
-        return Runner.open(self.data, self.out)
-
-    def job(self, settings: Sequence[str] = ()) -> Job:
-        """A training of the model asked for, with `key=value` settings on top of the preset."""
-        preset = self.preset or "cpu"
-        model = self.model or train_config(preset).name
-        if "decode digits" not in capabilities(model_class(model)):
-            raise RequestError(f"{model} does not generate, and studies do; use --model maskgr")
-        job = Job(model, preset, tuple(settings), self.minutes, self.seed)
-        _ = job.config  # raises before anything is trained
-        return job
-
-    def measure(self, protocols: tuple[Protocol, ...], **decoding: Any) -> Measure:
-        """The users to evaluate, and how."""
-        return Measure(users=self.users, protocols=protocols, decoding=decoding)
 
 
 @dataclass(frozen=True)
@@ -72,12 +39,20 @@ def _cell(value: str | float) -> str:
     return text.replace("|", "\\|")
 
 
-def percent(found: Mapping[str, Floats], names: Iterable[str]) -> list[float]:
-    """The means of these metrics, in percent."""
-    metrics = means(found)
-    return [round(100 * metrics[name].mean, 2) for name in names]
-
-
 def plus_minus(value: Mean) -> str:
     """In percent, with half of the interval."""
     return f"{100 * value.mean:.2f} ± {50 * (value.high - value.low):.2f}"
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
+
+
+def write_text(file: Path, text: str) -> None:
+    with write_file(file) as draft:
+        draft.write_text(text, encoding="utf-8")

@@ -14,34 +14,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-from torch import nn
-
-from maskgr.artefact import MANIFEST, is_artefact, read_manifest, sha256, write_folder
-from maskgr.data.config import DataConfig, SplitName
+from maskgr.artefact import MANIFEST, is_artefact, sha256
+from maskgr.data.config import DataConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.open import open_dataset
-from maskgr.data.splits import leave_out
+from maskgr.data.splits import Holdout, leave_out
 from maskgr.devices import pick_device
 from maskgr.errors import ArtefactError, RequestError
-from maskgr.evaluation.metrics import Floats
-from maskgr.evaluation.protocol import PROTOCOLS, Evaluation, Protocol, evaluate
-from maskgr.models.base import Decodes, TrainConfig, model_class, train_config
+from maskgr.models.base import TrainConfig, model_class, train_config
 from maskgr.recommender import RECOMMENDER, Recommender
 from maskgr.run import TRAINING
+from maskgr.studies.measures import Measure, Scores, measured, read_scores, write_scores
 from maskgr.training.distributed import FOLLOWS
 from maskgr.training.log import read_log
 
-KIND, SCHEMA = "evaluation", 1
 RUNS, EVALUATIONS = "runs", "evaluations"
-USERS = "users.parquet"
 DIGEST = 10  # hexadecimal digits of a folder's name
 
 
@@ -91,35 +85,6 @@ class Job:
         return words if self.device is None else [*words, "--device", self.device]
 
 
-@dataclass(frozen=True)
-class Measure:
-    """What to measure of a run."""
-
-    split: SplitName = "test"
-    users: int | None = None  # a random sample; None: all
-    ks: tuple[int, ...] = (5, 10)
-    protocols: tuple[Protocol, ...] = PROTOCOLS
-    decoding: Mapping[str, Any] = field(default_factory=dict)  # changes to the model's own
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """What was measured of a run, user by user, and facts about the run."""
-
-    values: dict[Protocol, dict[str, Floats]]  # (users,)
-    users_per_second: float
-    invalid_share: float | None  # of beams that are no item, where beams may be so
-    minutes: float  # of training, all in all
-    parameters: int  # 0: it has no network
-    decoding: dict[str, Any]  # as it was done; empty for models that do not decode
-    config: dict[str, Any]  # everything that decided the training
-    run: str  # its folder
-
-    @property
-    def users(self) -> int:
-        return len(next(iter(next(iter(self.values.values())).values())))
-
-
 @dataclass(frozen=True, eq=False)
 class Runner:
     """The trainings and measurements below `out`, on one dataset."""
@@ -160,23 +125,9 @@ class Runner:
         return folder
 
     def each_trained(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Path]]:
-        """Each job with its run folder, as soon as it is trained; tells how far the list is.
-
-        A failure does not hold up the others: it is raised after the last of them.
-        """
-        progress, failed = _Progress(self, jobs), []
-        for job in jobs:
-            progress.begin(job)
-            try:
-                folder = self.train(job)
-            except RequestError as error:
-                failed.append(error)
-                print(f"error: {error}", file=sys.stderr)
-            else:
-                yield job, folder
-            progress.end(job)
-        if failed:
-            raise TrainingError(f"{len(failed)} of {len(jobs)} trainings failed: {failed[0]}")
+        """Each job with its run folder: see `each_trained`."""
+        for (_, job), folder in each_trained([(self, job) for job in jobs]):
+            yield job, folder
 
     def load(self, run: Path) -> Recommender:
         """The recommender of a run on these data."""
@@ -191,31 +142,43 @@ class Runner:
         folder = self.out / EVALUATIONS / f"{run.name}-{_digest([manifest, asdict(measure)])}"
         if is_artefact(folder):
             try:
-                return _read(folder)
+                return read_scores(folder)
             except ArtefactError as error:
                 print(f"warning: {error}; measuring again", file=sys.stderr)
-        recommender = self.load(run)
-        split = leave_out(self.dataset.histories, recommender.config.leave_out)
-        holdout = split.holdout(measure.split)
+        recommender, holdout = self.questions(run, measure)
         if measure.users is not None:
             holdout = holdout.sample(measure.users)
-        decoding = recommender.decoding(**measure.decoding) if measure.decoding else None
-        found = evaluate(
-            recommender.ranker(decoding),
-            holdout,
-            len(self.dataset.items),
-            ks=measure.ks,
-            protocols=measure.protocols,
-        )
-        facts = {
-            "minutes": training_minutes(run, recommender),
-            "parameters": _parameters(recommender),
-            "decoding": _decoding(recommender, measure.decoding),
-            "config": recommender.config.to_dict(),
-            "run": str(run),
-        }
-        _write(folder, self.dataset.users.gather(holdout.users), found, facts, asdict(measure))
-        return _read(folder)
+        found, facts = measured(recommender, holdout, measure)
+        minutes = {"minutes": training_minutes(run, recommender), "run": str(run)}
+        ids = self.dataset.users.gather(holdout.users)
+        write_scores(folder, ids, found, {**facts, **minutes}, measure)
+        return read_scores(folder)
+
+    def questions(self, run: Path, measure: Measure) -> tuple[Recommender, Holdout]:
+        """Who is asked, and what."""
+        recommender = self.load(run)
+        split = leave_out(self.dataset.histories, recommender.config.leave_out)
+        return recommender, split.holdout(measure.split)
+
+
+def each_trained(jobs: Sequence[tuple[Runner, Job]]) -> Iterator[tuple[tuple[Runner, Job], Path]]:
+    """Each job with its run folder, as soon as it is trained; tells how far the list is.
+
+    A failure does not hold up the others: it is raised after the last of them.
+    """
+    progress, failed = _Progress(jobs), []
+    for runner, job in jobs:
+        progress.begin(runner, job)
+        try:
+            folder = runner.train(job)
+        except RequestError as error:
+            failed.append(error)
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            yield (runner, job), folder
+        progress.end(runner, job)
+    if failed:
+        raise TrainingError(f"{len(failed)} of {len(jobs)} trainings failed: {failed[0]}")
 
 
 @contextmanager
@@ -274,35 +237,38 @@ def _logged(run: Path) -> float:
 class _Progress:
     """Says on stderr which job is next, and how long all that are left may take."""
 
-    def __init__(self, runner: Runner, jobs: Sequence[Job]) -> None:
-        self.runner, self.jobs, self.place = runner, jobs, 0
-        self.missing = [job for job in jobs if not runner.is_trained(job)]
+    def __init__(self, jobs: Sequence[tuple[Runner, Job]]) -> None:
+        self.place, self.count = 0, len(jobs)
+        self.several = len({runner.data for runner, _ in jobs}) > 1
+        self.missing = [(runner, job) for runner, job in jobs if not runner.is_trained(job)]
         self.extra: list[float] = []  # minutes that each took beyond what it was given
 
-    def begin(self, job: Job) -> None:
+    def begin(self, runner: Runner, job: Job) -> None:
         self.place += 1
         self.start = time.perf_counter()
-        self.given = self._given(job)
-        known = "training" if job in self.missing else "trained before"
+        self.given = _given(runner, job)
+        known = "training" if (runner, job) in self.missing else "trained before"
         left = self._left()
         rest = f"; {left} left in all" if left else ""
-        print(f"[{self.place}/{len(self.jobs)}] {job}: {known}{rest}", file=sys.stderr, flush=True)
+        what = f"{job} on {runner.data}" if self.several else str(job)
+        print(f"[{self.place}/{self.count}] {what}: {known}{rest}", file=sys.stderr, flush=True)
 
-    def end(self, job: Job) -> None:
-        if job in self.missing:
-            self.missing.remove(job)
+    def end(self, runner: Runner, job: Job) -> None:
+        if (runner, job) in self.missing:
+            self.missing.remove((runner, job))
             self.extra.append((time.perf_counter() - self.start) / 60 - self.given)
 
-    def _given(self, job: Job) -> float:
-        """Minutes of its budget that are left."""
-        return max(0.0, job.budget - _logged(self.runner.folder(job)) / 60)
-
     def _left(self) -> str:
-        given = sum(self._given(job) for job in self.missing)
+        given = sum(_given(runner, job) for runner, job in self.missing)
         if not self.extra:
             return f"at least {_duration(given)}" if given else ""
         more = len(self.missing) * sum(self.extra) / len(self.extra)
         return f"about {_duration(max(0.0, given + more))}" if self.missing else ""
+
+
+def _given(runner: Runner, job: Job) -> float:
+    """Minutes of a job's budget that are left."""
+    return max(0.0, job.budget - _logged(runner.folder(job)) / 60)
 
 
 def _duration(minutes: float) -> str:
@@ -324,46 +290,6 @@ def _recommender(run: Path) -> Path:
     if not is_artefact(folder):
         raise ArtefactError(f"{run} holds no trained model; finish its training, or leave it out")
     return folder
-
-
-def _parameters(recommender: Recommender) -> int:
-    model = recommender.model
-    return sum(p.numel() for p in model.parameters()) if isinstance(model, nn.Module) else 0
-
-
-def _decoding(recommender: Recommender, changes: Mapping[str, Any]) -> dict[str, Any]:
-    model = recommender.model
-    if not isinstance(model, Decodes):
-        return {}
-    return asdict(model.resolved(recommender.decoding(**changes)))
-
-
-def _write(
-    folder: Path,
-    ids: pl.Series,
-    found: Evaluation,
-    facts: Mapping[str, Any],
-    measure: Mapping[str, Any],
-) -> None:
-    columns = [
-        pl.Series(f"{protocol} {name}", own)
-        for protocol, values in found.values.items()
-        for name, own in values.items()
-    ]
-    speed = {"users_per_second": found.users_per_second, "invalid_share": found.invalid_share}
-    with write_folder(folder, KIND, SCHEMA, {**facts, **speed, "measure": measure}) as draft:
-        pl.DataFrame([ids.alias("user_id"), *columns]).write_parquet(draft / USERS)
-
-
-def _read(folder: Path) -> Scores:
-    config = read_manifest(folder, KIND, SCHEMA).config
-    measure = config.pop("measure")
-    frame = pl.read_parquet(folder / USERS)
-    values: dict[Protocol, dict[str, Floats]] = {name: {} for name in measure["protocols"]}
-    for column in frame.columns[1:]:
-        protocol, _, name = column.partition(" ")
-        values[protocol][name] = frame[column].to_numpy()  # type: ignore[index]
-    return Scores(values, **config)
 
 
 def _digest(content: Any) -> str:

@@ -6,15 +6,18 @@ denoiser learns to make up for what they lose. Judged in one step, without biase
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from maskgr.data.open import open_dataset
 from maskgr.data.splits import leave_out
-from maskgr.errors import RequestError
 from maskgr.evaluation.protocol import evaluate
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.maskgr.denoiser import fit_codes
@@ -23,10 +26,10 @@ from maskgr.models.maskgr.stages import score_space
 from maskgr.models.retrieval import portions
 from maskgr.models.sasrec import SASRec
 from maskgr.nn.scoring import best_items
+from maskgr.recommender import Recommender
 from maskgr.sids.config import QuantizerConfig, QuantizerName
 from maskgr.sids.quantizers import fit_quantizer
 from maskgr.sids.vectors import Digits, Floats
-from maskgr.studies.report import Asked, Report, Row, percent
 
 QUANTIZERS: tuple[QuantizerName, ...] = ("residual-kmeans", "opq")
 LEVELS = (4, 8, 16)
@@ -56,60 +59,69 @@ class _TableRanker:
         return Ranked(items, scores)
 
 
-def run(asked: Asked) -> Report:
-    """One trained model; its item vectors as they are, then as sums of digits."""
-    runner, job = asked.runner(), asked.job(("vectors=learned",))
-    if job.model != "maskgr":
-        raise RequestError(f"{job.model} has no learned item vectors to quantise; use maskgr")
-    recommender = runner.load(runner.train(job))
+def main() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("run", help="a maskgr with learned item vectors, that maskgr train wrote")
+    parser.add_argument("--users", type=int, default=4000, help="validation users")
+    parser.add_argument("--quick", action="store_true", help="2 and 4 digits, 100 users")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    rows = measure(Recommender.load(asked.run), asked.users, asked.quick)
+    if asked.json:
+        print(json.dumps(rows))
+        return
+    print(*rows[0], sep="\t")
+    for row in rows:
+        print(*row.values(), sep="\t")
+
+
+def measure(recommender: Recommender, users: int, quick: bool) -> list[dict[str, Any]]:
+    """A row for the vectors as they are, then one for each quantiser and number of digits."""
     model = recommender.model
-    assert isinstance(model, MaskGR)
-    split = leave_out(runner.dataset.histories, recommender.config.leave_out)
-    holdout = split.validation
-    if asked.users is not None:
-        holdout = holdout.sample(asked.users)
+    if not isinstance(model, MaskGR) or model.own.vectors != "learned":
+        raise SystemExit("this run has no learned item vectors; give one of maskgr's preset cpu")
+    dataset = open_dataset(recommender.made["data"])
+    split = leave_out(dataset.histories, recommender.config.leave_out)
+    holdout = split.validation.sample(100 if quick else users)
     vectors = model.history.items().detach()  # (items, width)
     space = score_space(model.history, split.train, recommender.config)
-
-    def row(name: str, table: Tensor, size: int | str, many: int | str) -> Row:
-        found = evaluate(
-            _TableRanker(model.history, table), holdout, len(table), protocols=("unseen",)
-        )
-        return (name, *percent(found.values["unseen"], METRICS), size, many)
-
     n_items, width = vectors.shape
-    rows = [row("learned", vectors, _mb(4 * n_items * width), _mb(4 * MANY * width))]
+
+    def row(name: str, table: Tensor, tokens: int, own: int) -> dict[str, Any]:
+        """`tokens`: bytes of the digits' vectors; `own`: bytes of each item."""
+        ranker = _TableRanker(model.history, table)
+        found = evaluate(ranker, holdout, n_items, protocols=("unseen",)).metrics["unseen"]
+        return {
+            "item vectors": name,
+            **{metric: round(100 * found[metric].mean, 2) for metric in METRICS},
+            **{f"MB, {n:,} items": round((tokens + n * own) / 1e6, 1) for n in (n_items, MANY)},
+        }
+
+    rows = [row("learned", vectors, 0, 4 * width)]
     for quantizer in QUANTIZERS:
-        for levels, digits, sizes in _digits(space, quantizer, asked.seed):
+        for levels, digits, sizes in _digits(space, quantizer, (2, 4) if quick else LEVELS):
             tokens = fit_codes(vectors.cpu().numpy(), digits, sizes)
             starts = np.cumsum((0, *sizes[:-1]))
             table = torch.from_numpy(tokens[starts + digits].sum(1)).to(vectors.device)
-            tokens_size = 4 * sum(sizes) * width
-            sizes_mb = (_mb(tokens_size + n * levels) for n in (n_items, MANY))
-            rows.append(row(f"{quantizer}, {levels} digits", table, *sizes_mb))
-    kept = [(*r, round(r[1] / rows[0][1], 2)) for r in rows]
-    return Report(
-        f"Item vectors as sums of digits on {asked.data}, nothing trained after quantising, "
-        f"validation, {len(holdout.users):,} users, protocol unseen, one step, percent",
-        ("item vectors", *METRICS, f"MB, {n_items:,} items", f"MB, {MANY:,} items", "kept"),
-        tuple(kept),
-    )
+            name = f"{quantizer}, {levels} digits"
+            rows.append(row(name, table, 4 * sum(sizes) * width, levels))
+    return [{**own, "kept": round(own["recall@10"] / rows[0]["recall@10"], 2)} for own in rows]
 
 
 def _digits(
-    space: Floats, quantizer: QuantizerName, seed: int
+    space: Floats, quantizer: QuantizerName, wanted: Sequence[int]
 ) -> Iterator[tuple[int, Digits, tuple[int, ...]]]:
     """Numbers of digits with (items, levels) digits and the codes at each level. Residual digits
     are nested: fewer of them are the first ones of many."""
     nested = quantizer == "residual-kmeans"
-    fits = {max(LEVELS)} if nested else LEVELS
+    fits = (max(wanted),) if nested else wanted
     for fitted_levels in fits:
         config = QuantizerConfig(quantizer=quantizer, levels=fitted_levels, components=0)
-        fitted = fit_quantizer(space, config, normalise=False, seed=seed)
+        fitted = fit_quantizer(space, config, normalise=False)
         digits = fitted.encode(space)
-        for levels in LEVELS if nested else (fitted_levels,):
+        for levels in wanted if nested else (fitted_levels,):
             yield levels, digits[:, :levels], fitted.codebook_sizes[:levels]
 
 
-def _mb(size: int) -> float:
-    return round(size / 1e6, 1)
+if __name__ == "__main__":
+    main()
