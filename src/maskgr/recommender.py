@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -144,6 +144,11 @@ class Recommender:
             made={
                 **(made or {}),
                 "fingerprint": data.fingerprint,
+                "counts": {
+                    "users": len(data.users),
+                    "items": len(data.items),
+                    "interactions": len(data.histories.values),
+                },
                 "provenance": dict(data.provenance),
                 "seconds": round(time.perf_counter() - start, 3),
                 "versions": _versions(),
@@ -393,8 +398,9 @@ class Recommender:
             raise RequestError("the allow and deny lists leave no item; allow more or deny fewer")
         return allowed
 
-    def save(self, path: Path | str) -> None:
-        """Writes one folder: the model, the catalogue, and how it was made."""
+    def save(self, path: Path | str, *, add: Callable[[Path], None] = lambda folder: None) -> None:
+        """Writes one folder: the model, the catalogue, and how it was made; `add` changes it before
+        its checksums are taken."""
         config = {
             "train": self.config.to_dict(),
             "repeats": self.repeats,
@@ -403,6 +409,7 @@ class Recommender:
         with write_folder(path, KIND, SCHEMA, config) as folder:
             self.model.save(folder)
             self.items.write_parquet(folder / "items.parquet")
+            add(folder)
 
     @classmethod
     def load(cls, path: Path | str) -> Recommender:

@@ -81,11 +81,11 @@ def test_a_user_can_reach_at_most_sixty_settings(config: TrainConfig) -> None:
 def test_capabilities_of_each_model() -> None:
     generates = ["decode digits", "plan sessions", "sample", "add items"]
     assert {name: capabilities(model_class(name)) for name in MODELS} == {
-        "maskgr": generates,
+        "maskgr": [*generates, "be exported to ONNX"],
         "maskgr-paper": generates,
         "tiger": ["decode digits", "add items"],
         "liger": ["decode digits", "add items"],
-        "sasrec": ["add items"],
+        "sasrec": ["add items", "be exported to ONNX"],
         "bert4rec": [],
         "dreamrec": [],
         "cadirec": [],

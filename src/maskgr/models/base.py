@@ -33,6 +33,7 @@ from maskgr.decoding.config import DecodingConfig
 from maskgr.decoding.matching import Filters
 from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query, Ranked
+from maskgr.models.graphs import Exported
 from maskgr.nn.scoring import pairs
 from maskgr.settings import apply_settings
 from maskgr.sids.semantic_ids import SemanticIds
@@ -221,11 +222,19 @@ class AddsItems(Protocol):
         ...
 
 
+@runtime_checkable
+class Exports(Protocol):
+    """Can be written as graphs and arrays that recommend without torch."""
+
+    def exported(self) -> Exported: ...
+
+
 CAPABILITIES: dict[str, type[Any]] = {  # as `maskgr models` and errors name them
     "decode digits": Decodes,
     "plan sessions": PlansSessions,
     "sample": Samples,
     "add items": AddsItems,
+    "be exported to ONNX": Exports,
 }
 
 

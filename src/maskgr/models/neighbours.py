@@ -21,6 +21,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training
+from maskgr.nn.weights import saved_file
 from maskgr.training.fit import FitConfig
 
 SPAN = 3  # places after an item that count as following it, each half as much as the one before
@@ -147,7 +148,7 @@ class Neighbours:
 
     @classmethod
     def load(cls, folder: Path, config: TrainConfig | None = None) -> Self:
-        file = folder / FILE
+        file = saved_file(folder / FILE)
         try:
             found = load_file(file)
             table = cls(found["items"], found["strengths"], found["counts"])

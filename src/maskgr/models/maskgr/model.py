@@ -37,10 +37,12 @@ from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training, query_filters
+from maskgr.models.graphs import Exported
 from maskgr.models.items import item_text, semantic_ids
 from maskgr.models.maskgr.bias import USERS, Bias, choose_bias
 from maskgr.models.maskgr.config import MaskGRConfig
 from maskgr.models.maskgr.denoiser import Denoiser, fit_codes
+from maskgr.models.maskgr.graphs import exported
 from maskgr.models.maskgr.noise import RevealedBatch, draw_revealed
 from maskgr.models.maskgr.queries import Histories
 from maskgr.models.maskgr.stages import learned_ids, sasrec_config, shares, train_history
@@ -392,6 +394,9 @@ class MaskGR(Trainable):
         model = MaskGR(self.config, sids, history, neighbours, self.bias)
         model.denoiser.load_state_dict(self.denoiser.state_dict())
         return model.to(self.device).eval()
+
+    def exported(self) -> Exported:
+        return exported(self, self.sids, self.resolved(self.decoding()))
 
     def save(self, folder: Path) -> None:
         save_weights(self, folder / WEIGHTS)
