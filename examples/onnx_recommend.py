@@ -88,53 +88,33 @@ class Model:
         return bias
 
     def search(self, row, bias, memory, how):
-        """{item: score} of the beams that are left after the last step, best first.
+        """{item: score} of the beams after the last step, best first.
 
-        `owner` and `item` pair every beam with each of the items that agree with it."""
-        codes, left = self.arrays["codes"], len(self.sizes)
-        item = np.flatnonzero(row > -np.inf)  # one beam, with the whole catalogue before it
-        owner, logs = np.zeros_like(item), row[item].astype(float)
-        revealed, score = np.zeros((1, left), dtype=bool), log_sums(owner, logs, 1)
-        for step in range(how["steps"]):
-            if step:
-                shown = {"codes": codes[example].astype(int)[None], "revealed": revealed[None]}
-                queries = self.run("denoiser", **memory, **shown)["asked"][0]  # (beams, width)
-                energies = (queries[owner] * self.table[item]).sum(1) + bias[item]
-                logs = energies.astype(float)
-            logs -= log_sums(owner, logs, len(score))[owner]
-            count = -(-left // (how["steps"] - step))
+        A beam has a score, the levels that are revealed, and the items that agree with it."""
+        codes, left, steps = self.arrays["codes"], len(self.sizes), how["steps"]
+        items = np.flatnonzero(row > -np.inf)
+        beams = [(log_sum(row[items]), np.zeros(left, dtype=bool), items)] if len(items) else []
+        energies = [row[items]]
+        for step in range(steps if beams else 0):
+            count = -(-left // (steps - step))
             left -= count
-            chosen = self.choose(owner, item, logs, revealed, count, how["order"])
-            first = group = np.arange(len(item))  # the last step tells items apart
+            grown = []
+            for (score, revealed, items), own in zip(beams, energies, strict=True):
+                logs = own - log_sum(own)
+                chosen = choose(codes[items], np.exp(logs), revealed, count, how["order"])
+                group = numbered(codes[items][:, chosen].T if left else [items])
+                values = np.log(np.bincount(group, np.exp(logs)))
+                for number in best(values, how["beams"]):
+                    agree = items[group == number]
+                    grown.append((score + values[number], revealed | chosen, agree))
+            beams = sorted(grown, key=lambda beam: -beam[0])[: how["beams"]]
             if left:
-                digits = np.where(chosen[owner], codes[item] + 1, 0)
-                first, group = distinct([owner, *digits.T], [len(score), *self.sizes])
-            values = score[owner[first]] + log_sums(group, logs, len(first))
-            kept = best(values, how["beams"])
-            parent, example, score = owner[first[kept]], item[first[kept]], values[kept]
-            revealed = revealed[parent] | chosen[parent]
-            beam = np.full(len(first), -1)
-            beam[kept] = np.arange(len(kept))
-            owner = beam[group]
-            owner, item = owner[owner >= 0], item[owner >= 0]
-        return dict(zip(example, score, strict=True))
-
-    def choose(self, owner, item, logs, revealed, count, order):
-        """(beams, levels) the masked digits to reveal: the leftmost, or the surest."""
-        priority = np.tile(-np.arange(len(self.sizes), dtype=float), (len(revealed), 1))
-        if order == "greedy":  # how much likelier the most likely code is than the second
-            probs = np.exp(logs)
-            for level, size in enumerate(self.sizes):
-                cells = owner * (size + 1) + self.arrays["codes"][item, level]
-                sums = np.bincount(cells, probs, len(revealed) * (size + 1))
-                two = np.partition(sums.reshape(-1, size + 1), -2)[:, -2:]
-                priority[:, level] = two[:, 1] - two[:, 0]
-            priority /= np.bincount(owner, probs)[:, None]
-        priority[revealed] = -np.inf
-        chosen = np.zeros_like(revealed)
-        picked = np.argsort(-priority, axis=1, kind="stable")[:, :count]
-        np.put_along_axis(chosen, picked, True, axis=1)
-        return chosen
+                shown = np.array([[revealed for _, revealed, _ in beams]])
+                digits = np.array([[codes[items[0]] for _, _, items in beams]], dtype=np.int64)
+                queries = self.run("denoiser", **memory, codes=digits, revealed=shown)["asked"][0]
+                pairs = zip(queries, beams, strict=True)
+                energies = [self.table[own] @ query + bias[own] for query, (_, _, own) in pairs]
+        return {items[0]: score for score, _, items in beams}
 
     def run(self, name, **inputs):
         outputs = [output.name for output in self.graphs[name].get_outputs()]
@@ -148,21 +128,27 @@ def best(values, count):
     return places[np.argsort(-values[places], kind="stable")][:count]
 
 
-def log_sums(owner, logs, count):
-    """(count,) the logarithm of the sum of exp(logs) for each owner."""
-    most = np.full(count, -np.inf)
-    np.maximum.at(most, owner, logs)
-    return most + np.log(np.bincount(owner, np.exp(logs - most[owner]), count))
+def log_sum(logs):
+    return logs.max() + np.log(np.exp(logs.astype(float) - logs.max()).sum())
 
 
-def distinct(columns, sizes):
-    """A row of each combination of values, and (rows,) the combination that each row has."""
-    key, limit = 0, 1
-    for column, size in zip(columns, sizes, strict=True):
-        if limit * (size + 1) >= 2**63:  # renumbered before it overflows
-            key, limit = np.unique(key, return_inverse=True)[1], len(column)
-        key, limit = key * (size + 1) + column, limit * (size + 1)
-    return np.unique(key, return_index=True, return_inverse=True)[1:]
+def choose(codes, probs, revealed, count, order):
+    """(levels,) the masked digits that a beam of items with such codes (items, levels) reveals."""
+    masked = np.flatnonzero(~revealed)
+    if order == "greedy":  # those whose most likely code is the furthest ahead of the second
+        sums = [np.bincount(codes[:, level], probs, minlength=2) for level in masked]
+        gaps = [np.diff(np.partition(own, -2)[-2:])[0] for own in sums]
+        masked = masked[np.argsort(-np.array(gaps), kind="stable")]
+    return np.isin(np.arange(len(revealed)), masked[:count])
+
+
+def numbered(columns):
+    """(rows,) numbers from 0, equal where all columns are."""
+    numbers = 0
+    for column in columns:
+        keys = numbers * (column.max() + np.int64(1)) + column
+        numbers = np.unique(keys, return_inverse=True)[1]
+    return numbers
 
 
 def checked(folder):

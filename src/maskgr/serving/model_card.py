@@ -91,8 +91,8 @@ def _about(recommender: Recommender) -> Iterator[str]:
     model = recommender.model
     yield f"# {recommender.config.name}: a recommender of {len(recommender.items):,} items"
     yield ""
-    yield f"A model of the Python package maskgr: {model.about}. It takes the items that a user had,"
-    yield "oldest first, and ranks the items of its catalogue by how likely each comes next."
+    yield f"A model of the Python package maskgr: {model.about}."
+    yield "It takes the items that a user had, oldest first, and ranks what may come next."
     yield ""
     yield "```python"
     yield "from huggingface_hub import snapshot_download"
@@ -121,8 +121,9 @@ def _data(recommender: Recommender) -> Iterator[str]:
         yield f"| SHA-256 of IDs and histories | `{made['fingerprint']}` |"
     left = recommender.config.leave_out
     yield ""
-    yield f"Of every user the last {2 * left} items were held out, {left} for the test and {left} for"
-    yield "validation." if recommender.repeats else "validation. No user has an item twice."
+    yield f"Of every user {left} items were held out for the test, and {left} for validation."
+    if not recommender.repeats:
+        yield "No user has an item twice."
 
 
 def _results(figures: Figures | None) -> Iterator[str]:
@@ -137,16 +138,16 @@ def _results(figures: Figures | None) -> Iterator[str]:
     for protocol, values in figures.metrics.items():
         yield f"| {protocol} | {' | '.join(f'{100 * values[name]:.2f} %' for name in names)} |"
     yield ""
-    yield f"On the {figures.split} items of {figures.users:,} users; {figures.how}. `all` ranks every"
-    yield "item, `unseen` leaves out those of the user's history."
+    yield f"On the {figures.split} items of {figures.users:,} users; {figures.how}."
+    yield "`all` ranks every item, `unseen` leaves out those of the user's history."
 
 
 def _limits(recommender: Recommender) -> Iterator[str]:
     limit = recommender.config.history_limit
     yield "## Limits"
     yield ""
-    yield "- It knows the items of its catalogue alone. It learned what users did, not why: what was"
-    yield "  shown to them, or was popular then, is recommended more."
+    yield "- It knows the items of its catalogue alone. It learned what users did, not why: items"
+    yield "  that were shown to them, or popular, are recommended more."
     yield f"- It sees the last {limit} items of a history, and nothing else of a user."
     yield "- Scores are log-probabilities of the next item, and are not calibrated."
     yield "- The catalogue with its texts is in this folder; users and their histories are not."
