@@ -151,7 +151,7 @@ def test_generates_what_torch_generates(
     exports: Callable[[str], tuple[Recommender, Path]], example: dict[str, Any], name: str
 ) -> None:
     recommender, folder = exports(name)
-    model, rows = example["Model"](folder), histories()
+    model, rows = example["Model"](folder, 1), histories()
     for (steps, order), seen, top in itertools.product(WAYS, (True, False), (5, 12)):
         decoding = recommender.decoding(steps=steps, order=order)
         expected = recommender.recommend(rows, top, exclude_seen=seen, decoding=decoding)
@@ -168,7 +168,7 @@ def test_ranks_what_sasrec_ranks(
 ) -> None:
     recommender, folder = exports("sasrec")
     assert not (folder / "denoiser.onnx").exists()
-    model, rows = example["Model"](folder), histories()
+    model, rows = example["Model"](folder, 1), histories()
     for seen, top in itertools.product((True, False, None), (1, 10, ITEMS)):
         expected = recommender.recommend(rows, top, exclude_seen=seen)
         assert_same(model.recommend(rows, top, exclude_seen=seen), expected)
@@ -180,7 +180,7 @@ def test_example_answers_many_users_in_portions(
     exports: Callable[[str], tuple[Recommender, Path]], example: dict[str, Any]
 ) -> None:
     recommender, folder = exports("learned")
-    model, rows = example["Model"](folder), histories()
+    model, rows = example["Model"](folder, 1), histories()
     before = example["CELLS"]
     globals_of_example = model.recommend.__func__.__globals__
     globals_of_example["CELLS"] = 3 * ITEMS
@@ -194,7 +194,7 @@ def test_recommends_nothing_where_everything_was_seen(
     exports: Callable[[str], tuple[Recommender, Path]], example: dict[str, Any]
 ) -> None:
     _, folder = exports("learned")
-    model = example["Model"](folder)
+    model = example["Model"](folder, 1)
     assert model.recommend([IDS, IDS[1:]], 3)[0] == []
     assert [item for item, _ in model.recommend([IDS, IDS[1:]], 3)[1]] == [IDS[0]]
 
@@ -255,10 +255,10 @@ def test_example_notices_every_damaged_file(
         content = file.read_bytes()
         damage(file, harm)
         with pytest.raises(SystemExit, match=r"export it again") as stop:
-            example["Model"](folder)
+            example["Model"](folder, 1)
         assert file.name in str(stop.value) or file.name == "maskgr.json"
         file.write_bytes(content)
-    example["Model"](folder)
+    example["Model"](folder, 1)
 
 
 def damage(file: Path, harm: str) -> None:
@@ -286,7 +286,7 @@ def test_example_refuses_in_a_sentence(
     asked: dict[str, Any],
     message: str,
 ) -> None:
-    model = example["Model"](exports("learned")[1])
+    model = example["Model"](exports("learned")[1], 1)
     with pytest.raises(SystemExit, match=message):
         model.recommend(**{"histories": [["i01"]], **asked})
 
