@@ -41,8 +41,8 @@ class Model:
 
         `asked`: exclude_seen, steps, order, beams; by default as the model itself decodes."""
         how = {**self.config, **{key: value for key, value in asked.items() if value is not None}}
-        if not 1 <= how["steps"] <= len(self.sizes) or top < 1:
-            sys.exit(f"give 1 to {len(self.sizes)} as --steps, and 1 or more as --top")
+        if not 1 <= how["steps"] <= len(self.sizes) or min(top, how.get("beams", 1)) < 1:
+            sys.exit(f"give 1 to {len(self.sizes)} as --steps, 1 or more as --top and --beams")
         if how.get("order") == "random" or how.get("remask") or how.get("guidance"):
             sys.exit("only maskgr itself has random orders, remasking and guidance; use its own")
         if unknown := [item for row in histories for item in row if str(item) not in self.numbers]:
@@ -71,7 +71,8 @@ class Model:
             if how["steps"] > 1:  # the beams first, and behind them the items of one step
                 memory = {name: part[user : user + 1] for name, part in encoded.items()}
                 memory["lengths"] = lengths[user : user + 1]
-                found = {**(beams := self.search(row, bias, memory, how)), **found, **beams}
+                beams = self.search(row, bias, memory, how)
+                found = beams | {item: found[item] for item in found if item not in beams}
             answers.append([*found.items()][:top])
         return answers
 

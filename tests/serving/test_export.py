@@ -276,6 +276,7 @@ def damage(file: Path, harm: str) -> None:
         ({"histories": [["ghost"]]}, "item 'ghost' is not in the catalogue"),
         ({"steps": 5}, "give 1 to 4 as --steps"),
         ({"top": 0}, "1 or more as --top"),
+        ({"beams": 0}, "1 or more as --top and --beams"),
         ({"order": "random"}, "only maskgr itself has random orders"),
         ({"guidance": 1.0}, "only maskgr itself has random orders, remasking and guidance"),
     ],
