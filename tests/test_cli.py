@@ -35,7 +35,8 @@ def test_help_imports_nothing_heavy() -> None:
 def test_every_command_has_help(maskgr: Callable[..., Outcome]) -> None:
     groups = (["data", "fetch"], ["data", "inspect"], ["sids", "make"], ["sids", "show"],
               ["study", "list"], ["study", "run"])  # fmt: skip
-    single = ("demo", "models", "train", "evaluate", "recommend", "explain", "add-items", "compare")
+    single = ("demo", "models", "train", "evaluate", "recommend", "explain", "add-items", "compare",
+              "export")  # fmt: skip
     for words in ([], ["data"], ["sids"], ["study"], *groups, *([name] for name in single)):
         outcome = maskgr(*words, "--help")
         assert outcome.code == 0

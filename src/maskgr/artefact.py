@@ -25,6 +25,7 @@ from maskgr.errors import ArtefactError
 from maskgr.version import __version__
 
 MANIFEST, CHECKSUM = "maskgr.json", "maskgr.sha256"
+CARD = "README.md"  # at the top of a folder, for people, who may edit it: it is never read
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,8 @@ def _write_manifest(folder: Path, kind: str, schema: int, config: Mapping[str, A
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
         file.chmod(0o666 & ~_umask())  # safetensors keeps its files from other users
         sync(file)
+        if file == folder / CARD:
+            continue
         files[file.relative_to(folder).as_posix()] = {
             "bytes": file.stat().st_size,
             "sha256": sha256(file),

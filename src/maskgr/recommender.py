@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -641,8 +641,9 @@ class Recommender:
         """(items,) the items that the lists and the condition leave; None: all."""
         return allowed_items(self.items, allow, deny, unknown, where)
 
-    def save(self, path: Path | str) -> None:
-        """Writes one folder: the model, the catalogue, and how it was made."""
+    def save(self, path: Path | str, *, add: Callable[[Path], None] = lambda folder: None) -> None:
+        """Writes one folder: the model, the catalogue, and how it was made; `add` changes it before
+        its checksums are taken."""
         config = {
             "train": self.config.to_dict(),
             "repeats": self.repeats,
@@ -652,6 +653,7 @@ class Recommender:
             self.model.save(folder)
             self.items.write_parquet(folder / "items.parquet")
             self.users.save(folder)
+            add(folder)
 
     @classmethod
     def load(cls, path: Path | str) -> Recommender:

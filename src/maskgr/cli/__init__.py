@@ -15,6 +15,7 @@ from maskgr.cli import (
     data,
     demo,
     evaluate,
+    export,
     info,
     items,
     models,
@@ -48,6 +49,7 @@ app.command()(items.embeddings)
 app.command("add-items")(items.add_items)
 app.command()(update.update)
 app.command()(info.info)
+app.command()(export.export)
 app.add_typer(study.app, name="study")
 
 

@@ -35,6 +35,7 @@ from maskgr.decoding.config import DecodingConfig
 from maskgr.decoding.matching import Filters
 from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query, Ranked
+from maskgr.models.graphs import Exported
 from maskgr.nn.scoring import pairs
 from maskgr.settings import apply_settings, require_numbers
 from maskgr.sids.semantic_ids import SemanticIds
@@ -273,6 +274,13 @@ class Updates(Protocol):
         ...
 
 
+@runtime_checkable
+class Exports(Protocol):
+    """Can be written as graphs and arrays that recommend without torch."""
+
+    def exported(self) -> Exported: ...
+
+
 CAPABILITIES: dict[str, type[Any]] = {  # as `maskgr models` and errors name them
     "decode digits": Decodes,
     "plan sessions": PlansSessions,
@@ -281,6 +289,7 @@ CAPABILITIES: dict[str, type[Any]] = {  # as `maskgr models` and errors name the
     "give item vectors": HasItemVectors,
     "give semantic IDs": HasSids,
     "be updated": Updates,
+    "be exported to ONNX": Exports,
 }
 
 

@@ -21,6 +21,7 @@ from maskgr.data.sequences import Counts, Sequences
 from maskgr.errors import ArtefactError
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training
+from maskgr.nn.weights import saved_file
 from maskgr.settings import require_numbers
 from maskgr.training.fit import FitConfig
 
@@ -182,7 +183,7 @@ class Neighbours:
 
     @classmethod
     def load(cls, folder: Path, config: TrainConfig | None = None) -> Self:
-        file = folder / FILE
+        file = saved_file(folder / FILE)
         try:
             found = load_file(file)
             table = cls(found["items"], found["strengths"], found["counts"])

@@ -25,6 +25,7 @@ from maskgr.devices import pick_device
 from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training
+from maskgr.models.graphs import Exported, PaddedHistory, history_graph
 from maskgr.models.items import item_text
 from maskgr.models.retrieval import rank_items, validation_recall
 from maskgr.nn.item_vectors import OWN_STD, DigitVectors, ItemSource, ItemVectors, Table
@@ -331,6 +332,15 @@ class SASRec(Trainable):
         self.recount(training.counts)
         training.fit(self)
         return self.eval()
+
+    @torch.no_grad()
+    def exported(self) -> Exported:
+        network = PaddedHistory(self.start, self.encoder, self.query).eval()
+        return Exported(
+            {"history": history_graph(network, self.width, ("queries", "hidden"))},
+            {"table": self.items().float().cpu().numpy()},
+            {"history_limit": self.history_limit, "steps": 1, "repeat": self.repeat_value},
+        )
 
     def save(self, folder: Path) -> None:
         save_weights(self, folder / WEIGHTS)

@@ -13,13 +13,20 @@ from maskgr.data.sequences import Counts
 from maskgr.errors import ArtefactError
 
 COUNTS = "counts.npy"
+HUB_WEIGHTS = "model.safetensors"  # as the Hugging Face hub expects
 
 
 def save_weights(network: nn.Module, file: Path) -> None:
     save_file({n: v.cpu().contiguous() for n, v in network.state_dict().items()}, file)
 
 
+def saved_file(file: Path) -> Path:
+    """The file, or what it is called in a folder for the hub."""
+    return file if file.exists() else file.with_name(HUB_WEIGHTS)
+
+
 def load_weights(network: nn.Module, file: Path) -> None:
+    file = saved_file(file)
     try:
         network.load_state_dict(load_file(file))
     except (OSError, SafetensorError, RuntimeError) as error:

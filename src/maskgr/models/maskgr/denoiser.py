@@ -93,7 +93,7 @@ class Denoiser(nn.Module):
         """
         tokens = codes + torch.tensor(self.starts, device=codes.device)
         parts = (self.codes(tokens) * revealed.unsqueeze(3)).sum(2)  # (rows, items, width)
-        rows = torch.arange(len(codes), device=codes.device)
+        rows = torch.arange(codes.shape[0], device=codes.device)  # `len` is fixed in a graph
         x = hidden + parts[rows, place]
         if self.items > 1:
             known = revealed.any(2)

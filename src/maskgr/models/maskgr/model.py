@@ -38,6 +38,7 @@ from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.metrics import recall
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training, query_filters
+from maskgr.models.graphs import Exported
 from maskgr.models.items import item_text, semantic_ids
 from maskgr.models.maskgr.bias import USERS, Bias, choose_bias
 from maskgr.models.maskgr.config import MaskGRConfig
@@ -48,6 +49,7 @@ from maskgr.models.maskgr.denoiser import (
     choose_change,
     fit_codes,
 )
+from maskgr.models.maskgr.graphs import exported
 from maskgr.models.maskgr.noise import RevealedBatch, draw_revealed
 from maskgr.models.maskgr.presets import PRESETS
 from maskgr.models.maskgr.queries import Histories
@@ -450,6 +452,9 @@ class MaskGR(Trainable):
         if training.work.world.writes:
             model.choose(training.split.validation, training.config.seed)
         return model
+
+    def exported(self) -> Exported:
+        return exported(self, self.sids, self.resolved(self.decoding()))
 
     def save(self, folder: Path) -> None:
         save_weights(self, folder / WEIGHTS)
