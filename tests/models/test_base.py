@@ -82,11 +82,11 @@ def test_capabilities_of_each_model() -> None:
     generates = ["decode digits", "plan sessions", "sample", "add items"]
     vectors, sids = "give item vectors", "give semantic IDs"
     assert {name: capabilities(model_class(name)) for name in MODELS} == {
-        "maskgr": [*generates, vectors, sids],
+        "maskgr": [*generates, vectors, sids, "be updated"],
         "maskgr-paper": [*generates, vectors, sids],
         "tiger": ["decode digits", "add items", vectors, sids],
         "liger": ["decode digits", "add items", vectors, sids],
-        "sasrec": ["add items", vectors],
+        "sasrec": ["add items", vectors, "be updated"],
         "bert4rec": [vectors],
         "dreamrec": [vectors],
         "cadirec": [vectors],
