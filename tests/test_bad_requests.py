@@ -224,7 +224,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("update {maskgr} --events {events} --out {shop}", "is not a run folder"),
     ("update {maskgr} --events {events} --items {misnamed} --out {new}", "a column titel"),
     ("update {maskgr} --events {events} --embeddings {new} --out {new}", "give --items, too"),
-    ("update {maskgr} --events {events} --out {new} --set width=8", "width"),
+    ("update {maskgr} --events {events} --out {new} --set width=8", "settings of fit alone"),
     ("update {maskgr} --events {events} --out {new} --set seed=8", "settings of fit alone"),
     ("update {maskgr} --events {events} --out {new} --resume", "has no training to resume"),
     ("update {none} --events {events} --out {new}", "there is no folder"),

@@ -57,8 +57,8 @@ def test_cards_and_lines_say_what_is_there(monkeypatch: pytest.MonkeyPatch) -> N
     assert repr(rec) == f"Recommender(maskgr: 24 users, 14 items, {events} events)"
     assert repr(sids) == "SemanticIds(14 items, 3 digits: 4 x 4 x 4 codes)"
     for thing, words in (
-        (data, ["Dataset", "users  24", "i00"]),
-        (rec, ["Recommender: maskgr", "items  14", "validation recall@10"]),
+        (data, ["Dataset", "users 24", "i00"]),
+        (rec, ["Recommender: maskgr", "items 14", "validation recall@10"]),
         (sids, ["Semantic IDs", "different IDs", "residual-kmeans", "i00"]),
     ):
         found = text_of(thing._repr_html_())
