@@ -137,8 +137,8 @@ def test_bad_settings_are_one_sentence(
     [
         (["--minutes", "0"], "--minutes 0 leaves no time to train; give 0.01 or more"),
         (["--minutes", "1e-9"], "--minutes 1e-09 leaves no time to train; give 0.01 or more"),
-        (["--minutes", "-5"], "fit.minutes is -5.0; give a number from 0 to 1,000,000"),
-        (["--minutes", "nan"], "fit.minutes is nan; give a number"),
+        (["--minutes", "-5"], "--minutes -5 leaves no time to train; give 0.01 or more"),
+        (["--minutes", "nan"], "--minutes nan leaves no time to train; give 0.01 or more"),
         (["--minutes", "inf"], "fit.minutes is inf; give a number"),
         (["--seed", "-1"], "seed is -1; give a whole number from 0 to 2,147,483,647"),
         (["--seed", "99999999999999999999"], "seed is 99999999999999999999; give a whole number"),

@@ -245,6 +245,8 @@ def test_content_tells_changed_texts_and_vectors_apart() -> None:
     assert len({data.fingerprint for data in sets}) == 1
     assert len({data.content for data in sets}) == 4
     assert Dataset.from_frames(log, items).content == sets[0].content
+    bytes_too = items.with_columns(image=pl.lit(b"\xff"), nested=pl.lit(b"\xff").implode())
+    assert Dataset.from_frames(log, bytes_too).content == sets[0].content
 
 
 def test_resuming_with_changed_texts_is_refused(

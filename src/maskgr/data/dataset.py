@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -137,7 +138,9 @@ class Dataset:
     def content(self) -> str:
         """SHA-256 of the fingerprint and of all that is known about the items."""
         digest = hashlib.sha256(self.fingerprint.encode())
-        for part in self.items.iter_slices(HASHED):
+        # Bytes and Python objects are never text, and cannot be written as JSON.
+        odd = [c for c, t in self.items.schema.items() if re.search("Binary|Object", str(t))]
+        for part in self.items.drop(odd).iter_slices(HASHED):
             digest.update(part.write_ndjson().encode())
         if self.embeddings is not None:
             digest.update(np.ascontiguousarray(self.embeddings).data)

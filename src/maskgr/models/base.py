@@ -350,12 +350,12 @@ def train_config(
     if config.fit.steps != start.fit.steps and config.fit.minutes == start.fit.minutes:
         config = replace(config, fit=replace(config.fit, minutes=0.0))  # steps replace minutes
     if minutes is not None:
-        config = replace(config, fit=replace(config.fit, minutes=minutes))
-        if minutes < MIN_MINUTES:
+        if not minutes >= MIN_MINUTES:
             raise RequestError(
                 f"--minutes {minutes:g} leaves no time to train; give {MIN_MINUTES} or more, or "
                 "leave it out for the time of the preset"
             )
+        config = replace(config, fit=replace(config.fit, minutes=minutes))
     if 0 < config.fit.minutes < MIN_MINUTES:
         raise RequestError(
             f"fit.minutes is {config.fit.minutes:g}, which leaves no time to train; give "
