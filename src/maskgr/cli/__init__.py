@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from maskgr.cli import compare, data, demo, evaluate, models, recommend, sids, study, train
+from maskgr.cli import compare, data, demo, evaluate, models, recommend, serve, sids, study, train
 from maskgr.cli.console import Interrupted
 from maskgr.errors import MaskGRError
 from maskgr.version import __version__
@@ -30,6 +30,7 @@ app.command()(compare.compare)
 app.command()(recommend.recommend)
 app.command()(recommend.explain)
 app.command("add-items")(recommend.add_items)
+app.command()(serve.serve)
 app.add_typer(study.app, name="study")
 
 
