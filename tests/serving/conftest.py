@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from maskgr.data.synthetic import generate
 from maskgr.models.base import train_config
 from maskgr.serving.app import create_app
 from maskgr.serving.served import Served
-from maskgr.serving.server import Server
+from maskgr.serving.server import Server, listen
 from maskgr.serving.service import Service, ServiceConfig
 
 PICTURE = (
@@ -66,7 +65,7 @@ def client(models: list[Served]) -> Iterator[TestClient]:
 @contextmanager
 def client_of(models: list[Served], **config: Any) -> Iterator[TestClient]:
     """A client in this process."""
-    service = Service(models, ServiceConfig(**config))
+    service = Service(models, ServiceConfig(**{"seconds": 120, **config}))
     with TestClient(create_app(service), raise_server_exceptions=False) as client:
         yield client
 
@@ -74,15 +73,16 @@ def client_of(models: list[Served], **config: Any) -> Iterator[TestClient]:
 @contextmanager
 def running(models: list[Served], **config: Any) -> Iterator[str]:
     """The address of a service that listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    server = Server(Service(models, ServiceConfig(**config)), "127.0.0.1", port)
-    thread = threading.Thread(target=server.run)
+    where, server = (
+        listen("127.0.0.1", 0),
+        Server(Service(models, ServiceConfig(**{"seconds": 120, **config}))),
+    )
+    thread = threading.Thread(target=server.run, args=([where],))
     thread.start()
     while not server.started and thread.is_alive():
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{where.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

@@ -49,6 +49,7 @@ def serve(
         raise RequestError("give a run to serve, or --demo")
     try:
         from maskgr.serving.logs import log_to_stderr
+        from maskgr.serving.server import listen
         from maskgr.serving.server import serve as run_server
         from maskgr.serving.service import Service, ServiceConfig
     except ImportError as error:
@@ -57,18 +58,21 @@ def serve(
         ) from error
 
     log_to_stderr()
+    keys, admin_keys = _keys(key_file), _keys(admin_key_file)
+    if host not in LOOPBACK and not keys:
+        print(f"warning: whoever reaches {host} may ask; see --key-file", file=sys.stderr)
+    socket = listen(host, port)
     models = _demo() if demo else [_model(run) for run in runs or ()]
     config = ServiceConfig(
-        keys=_keys(key_file),
-        admin_keys=_keys(admin_key_file),
+        keys=keys,
+        admin_keys=admin_keys,
         root=root or (models[0].path.parent if models[0].path else None),
         seconds=timeout,
         queue=queue,
         largest=batch,
     )
-    if host not in LOOPBACK and not config.keys:
-        print(f"warning: whoever reaches {host} may ask; see --key-file", file=sys.stderr)
-    run_server(Service(models, config), host, port)
+    print(f"http://{host}:{socket.getsockname()[1]}", file=sys.stderr)
+    run_server(Service(models, config), socket)
 
 
 def _demo() -> list[Served]:

@@ -131,7 +131,8 @@ class Batcher:
 
     def _taken(self, first: Job) -> list[Job]:
         """Removes the jobs that go with the first from the queue, without those given up."""
-        now, batch, rest = time.monotonic(), [], deque[Job]()
+        batch: list[Job] = []
+        now, rest = time.monotonic(), deque[Job]()
         for job in self._jobs:
             if job.future.cancelled() or job.deadline < now:
                 continue

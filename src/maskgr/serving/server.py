@@ -5,28 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 
 import uvicorn
 
+from maskgr.errors import RequestError
 from maskgr.serving.app import create_app
 from maskgr.serving.logs import log
 from maskgr.serving.service import Service
 
 DRAIN = 1.0  # seconds in which connections that are open learn that they shall go elsewhere
 FINISH = 30  # seconds for what was asked before
+BACKLOG = 2048  # connections that wait to be accepted
 
 
 class Server(uvicorn.Server):
     """uvicorn ends at once for new connections, and ends by the signal; ours announces it first."""
 
-    def __init__(self, service: Service, host: str, port: int) -> None:
+    def __init__(self, service: Service) -> None:
         super().__init__(
             uvicorn.Config(
                 create_app(service),
-                host=host,
-                port=port,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -34,6 +35,10 @@ class Server(uvicorn.Server):
             )
         )
         self.service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        log("ready", models=[served.about for served in self.service.models.values()])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -58,8 +63,19 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(DRAIN, setattr, self, "should_exit", True)
 
 
-def serve(service: Service, host: str, port: int) -> None:
-    server = Server(service, host, port)
-    log("starting", host=host, port=port, models=[m.about for m in service.models.values()])
-    server.run()
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 is any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RequestError(
+            f"cannot listen at {host}, port {port} ({why}); give another --host or --port"
+        ) from None
+
+
+def serve(service: Service, where: socket.socket) -> None:
+    """Until SIGTERM or SIGINT."""
+    Server(service).run(sockets=[where])
     log("stopped")
