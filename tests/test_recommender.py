@@ -34,7 +34,8 @@ def test_recommends_for_one_history_or_many() -> None:
     many = rec.recommend([["a"], ["b", "c"], []], top=2)
     assert [[r.item_id for r in row] for row in many] == [["b", "c"], ["a", "d"], ["a", "b"]]
     assert rec.recommend(["a"], top=2)[0].score < 0
-    assert rec.recommend([], top=1)[0].item_id == "a"
+    assert rec.recommend([[]], top=1)[0][0].item_id == "a"
+    assert rec.recommend([], top=1) == []  # no histories, no answers
 
 
 def test_ids_keep_the_type_of_the_catalogue() -> None:
@@ -220,3 +221,22 @@ def test_raises_when_a_model_has_no_use_for_semantic_ids(name: str) -> None:
     sids = object()
     with pytest.raises(RequestError, match=f"{name} has no use for semantic IDs; leave --sids out"):
         Recommender.train(dataset(), model=name, sids=sids)  # type: ignore[arg-type]
+
+
+def test_evaluates_beside_popularity_and_neighbours() -> None:
+    data = tiny.shop()
+    rec = Recommender.train(data, model="neighbours")
+    found = rec.evaluate(data, ks=(3,))
+    assert found.users == tiny.USERS
+    assert list(found.floors) == ["popularity", "neighbours"]
+    assert found.floors["neighbours"].metrics == found.metrics
+    popular = Recommender.train(data, model="popularity").evaluate(data, ks=(3,))
+    assert found.floors["popularity"].metrics == popular.metrics
+    assert found.to_dict("all")["floors"]["popularity"]["protocols"].keys() == {"all", "unseen"}
+    few = rec.evaluate(data, split="validation", ks=[1], protocols=["unseen"], users=5)
+    assert few.users == 5
+    assert list(few.metrics) == ["unseen"]
+    with pytest.raises(RequestError, match="not the dataset that the recommender was trained on"):
+        rec.evaluate(tiny.shop(repeats=True))
+    with pytest.raises(RequestError, match="users is 0; use 1 or more"):
+        rec.evaluate(data, users=0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from maskgr.data.config import Unknown
 from maskgr.data.sequences import Sequences
@@ -14,6 +15,7 @@ from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.models.base import Decodes, require
 from maskgr.recommender import Recommendation, Recommender
+from maskgr.requests import listed
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ def explain(
     top: int = 5,
     *,
     exclude_seen: bool | None = None,
-    allow: Sequence[Any] | None = None,
-    deny: Sequence[Any] = (),
+    allow: Iterable[Any] | None = None,
+    deny: Iterable[Any] = (),
+    where: pl.Expr | str | None = None,
     unknown: Unknown = "raise",
     decoding: DecodingConfig | None = None,
 ) -> Explanation:
@@ -63,8 +66,9 @@ def explain(
     that was, and how many items remained."""
     model = require(recommender.model, Decodes)
     decoding = model.resolved(decoding or model.decoding())
-    numbers = Sequences.of([recommender.numbers(history, "the history", unknown)])
-    allowed = recommender.allowed(allow, deny, unknown)
+    known = recommender.numbers(listed(history, "the history"), unknown=unknown)
+    numbers = Sequences.of([known])
+    allowed = recommender.allowed(allow, deny, unknown, where)
     query = recommender.query(numbers, top, exclude_seen=exclude_seen, allowed=allowed)
     ranked, traces = model.trace(query, decoding)
     steps, results = _steps(traces[0], model.levels), tuple(recommender.named(ranked)[0])

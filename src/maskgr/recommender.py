@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,18 +19,21 @@ import numpy.typing as npt
 import polars as pl
 
 from maskgr.artefact import is_artefact, read_manifest, write_folder
-from maskgr.data.config import Unknown
+from maskgr.data.config import SplitName, Unknown
 from maskgr.data.dataset import Dataset
-from maskgr.data.ingest import codes
+from maskgr.data.open import shop_of
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import leave_out, sparsify
+from maskgr.data.splits import Split, leave_out, sparsify
 from maskgr.data.tables import below, read_table
 from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.errors import ArtefactError, DataError, RequestError
+from maskgr.evaluation.protocol import PROTOCOLS, Evaluation, Protocol, evaluate
 from maskgr.evaluation.ranking import Query, Ranked, Ranker, SessionPlanner
 from maskgr.models.base import (
     AddsItems,
     Decodes,
+    HasItemVectors,
+    HasSids,
     Model,
     PlansSessions,
     Samples,
@@ -40,11 +43,24 @@ from maskgr.models.base import (
     require,
     train_config,
 )
+from maskgr.models.floors import floors
+from maskgr.requests import (
+    allowed_items,
+    item_numbers,
+    listed,
+    numbered_histories,
+    whole_number,
+    yes_or_no,
+)
+from maskgr.settings import require_choice
 from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.similar import Likeness, cosines, most_similar, shared_digits
 from maskgr.training.workspace import workspace
+from maskgr.users import FILE as USERS
+from maskgr.users import Users
 from maskgr.version import __version__
 
-KIND, SCHEMA = "recommender", 3
+KIND, SCHEMA = "recommender", 4
 RECOMMENDER = "recommender"  # where a run folder has it
 
 ItemId = Any  # whatever scalar the catalogue uses
@@ -96,6 +112,7 @@ class Recommender:
     config: TrainConfig
     repeats: bool  # whether users come back to an item in the training histories
     made: Mapping[str, Any] = field(default_factory=dict)  # data fingerprint, versions, time spent
+    users: Users = field(default_factory=Users.none)  # and their histories, held-out items included
 
     @classmethod
     def train(
@@ -128,8 +145,7 @@ class Recommender:
         kind = model_class(config.name)
         if sids is not None and not kind.uses_sids:
             raise RequestError(f"{config.name} has no use for semantic IDs; leave --sids out")
-        split = leave_out(data.histories, config.leave_out)
-        split = replace(split, train=sparsify(split.train, config.sparsify, config.seed))
+        split = _split(data, config)
         with contextlib.ExitStack() as stack:
             folder = Path(run or stack.enter_context(TemporaryDirectory(prefix="maskgr-")))
             work = stack.enter_context(
@@ -148,6 +164,7 @@ class Recommender:
                 "seconds": round(time.perf_counter() - start, 3),
                 "versions": _versions(),
             },
+            users=Users.of(data.users, data.histories),
         )
 
     def recommend(
@@ -156,32 +173,73 @@ class Recommender:
         top: int = 10,
         *,
         exclude_seen: bool | None = None,
-        allow: Sequence[ItemId] | None = None,
-        deny: Sequence[ItemId] = (),
+        allow: Iterable[ItemId] | None = None,
+        deny: Iterable[ItemId] = (),
+        where: pl.Expr | str | None = None,
         unknown: Unknown = "raise",
         retrieval: Retrieval | None = None,
         decoding: DecodingConfig | None = None,
     ) -> list[Any]:
         """The `top` next items for one history (IDs, oldest first) or for a list of histories:
-        a list of Recommendation, or a list of such lists.
+        a list of Recommendation, or a list of such lists. `[]` is a list of no histories, and
+        `[[]]` has one history without items.
 
         exclude_seen: leave out the items of the history; by default where the training histories
             show that nobody takes an item twice.
         allow, deny: only these items, none of these items.
+        where: only items whose columns fulfil this: SQL ("in_stock and price < 30") or a polars
+            expression.
         unknown: an ID that is not in the catalogue raises, or is skipped.
         retrieval: `generative`, `dense` or `unified`, for the models that have the choice.
         decoding: order, steps, beams and so on, for the models that decode (see `decoding`).
 
         Fewer than `top` come back only where the filters leave fewer.
         """
+        numbers, many = numbered_histories(self.items, histories, unknown)
+        query = self.query(
+            numbers,
+            top,
+            exclude_seen=exclude_seen,
+            allowed=self.allowed(allow, deny, unknown, where),
+        )
+        answers = self._ranked(query, retrieval, decoding)
+        return answers if many else answers[0]
+
+    def recommend_users(
+        self,
+        user_ids: Sequence[Any],
+        top: int = 10,
+        *,
+        exclude_seen: bool | None = None,
+        allow: Iterable[ItemId] | None = None,
+        deny: Iterable[ItemId] = (),
+        where: pl.Expr | str | None = None,
+        unknown: Unknown = "raise",
+        retrieval: Retrieval | None = None,
+        decoding: DecodingConfig | None = None,
+    ) -> list[list[Recommendation]]:
+        """`recommend` for users of the training data, each with all of their history."""
+        rows = self.users.rows(listed(user_ids, "user_ids"))
+        query = self.query(
+            self.users.histories.select(rows),
+            top,
+            exclude_seen=exclude_seen,
+            allowed=self.allowed(allow, deny, unknown, where),
+        )
+        return self._ranked(query, retrieval, decoding)
+
+    def _ranked(
+        self, query: Query, retrieval: Retrieval | None, decoding: DecodingConfig | None
+    ) -> list[list[Recommendation]]:
         if retrieval is not None:
             decoding = replace(decoding or self.decoding(), retrieval=retrieval)
-        numbers, many = self._numbered(histories, unknown)
-        query = self.query(
-            numbers, top, exclude_seen=exclude_seen, allowed=self.allowed(allow, deny, unknown)
-        )
-        answers = self.named(self.ranker(decoding).rank(query))
-        return answers if many else answers[0]
+        ranker = self.ranker(decoding)
+        return self.named(ranker.rank(query)) if len(query.histories) else []
+
+    def history_of(self, user_id: Any) -> list[ItemId]:
+        """The item IDs of a user of the training data, oldest first, held-out items included."""
+        numbers = self.users.histories[self.users.row(user_id)]
+        return self.items["item_id"].gather(numbers).to_list()
 
     def sessions(
         self,
@@ -190,8 +248,9 @@ class Recommender:
         top: int = 10,
         *,
         exclude_seen: bool | None = None,
-        allow: Sequence[ItemId] | None = None,
-        deny: Sequence[ItemId] = (),
+        allow: Iterable[ItemId] | None = None,
+        deny: Iterable[ItemId] = (),
+        where: pl.Expr | str | None = None,
         repeats: bool | None = None,
         unknown: Unknown = "raise",
         decoding: DecodingConfig | None = None,
@@ -203,11 +262,14 @@ class Recommender:
             show that users come back to an item. The rest is as in `recommend`.
         """
         model = require(self.model, PlansSessions)
-        repeats = self.repeats if repeats is None else repeats
-        numbers, many = self._numbered(histories, unknown)
-        allowed = self.allowed(allow, deny, unknown)
+        chosen = yes_or_no("repeats", repeats)
+        repeats = self.repeats if chosen is None else chosen
+        numbers, many = numbered_histories(self.items, histories, unknown)
+        allowed = self.allowed(allow, deny, unknown, where)
         query = self.query(numbers, 1, exclude_seen=exclude_seen, allowed=allowed)
         top = self._session_count(items, top, allowed, repeats)
+        if not len(numbers):
+            return []
         found, scores = model.sessions(
             replace(query, top=top), items, decoding or self.decoding(), repeats=repeats
         )
@@ -226,6 +288,7 @@ class Recommender:
         self, items: int, top: int, allowed: npt.NDArray[np.bool_] | None, repeats: bool
     ) -> int:
         """`top`, or fewer where the lists leave fewer sessions."""
+        items, top = whole_number("items", items), whole_number("top", top)
         catalogue, limit = len(self.items), self.config.history_limit
         longest = limit if repeats else min(limit, catalogue)
         if not 1 <= items <= longest:
@@ -270,12 +333,14 @@ class Recommender:
 
         steps: noise levels from all masked to none (0: one for every digit).
         """
+        count, steps = whole_number("count", count), whole_number("steps", steps)
+        seed = whole_number("seed", seed)
         if count < 1 or steps < 0:
             raise RequestError(f"{count} samples in {steps} steps; give at least 1 of each")
         if not temperature > 0:
             raise RequestError(f"temperature {temperature} cannot be drawn at; give one above 0")
         model = require(self.model, Samples)
-        numbers = Sequences.of([self.numbers(history, "the history", unknown)])
+        numbers = Sequences.of([self.numbers(listed(history, "the history"), unknown=unknown)])
         query = replace(self.query(numbers, 1, exclude_seen=exclude_seen), top=count)
         drawn = model.sample(query, steps=steps, temperature=temperature, seed=seed)
         return [self.items["item_id"][item] for item in drawn[0].tolist() if item >= 0]
@@ -306,6 +371,89 @@ class Recommender:
         grown = model.with_items(frame, embeddings)
         return replace(self, model=grown, items=below(self.items, frame))
 
+    def similar_items(
+        self,
+        item_id: ItemId,
+        top: int = 10,
+        *,
+        by: Likeness = "vectors",
+        allow: Iterable[ItemId] | None = None,
+        deny: Iterable[ItemId] = (),
+        where: pl.Expr | str | None = None,
+    ) -> list[Recommendation]:
+        """The items most like one item, itself left out; a score is no log-probability here.
+
+        by: `vectors`, the cosine of the vectors that the model learned; or `sids`, the number of
+            first digits in common, and among items with as many the nearness of what their digits
+            stand for (see `maskgr.similar.shared_digits`).
+        """
+        require_choice("by", by, Likeness)
+        item = int(self.numbers([item_id], "this request")[0])
+        top, allowed = self._top(top), self.allowed(allow, deny, "raise", where)
+        if by == "vectors":
+            scores = cosines(require(self.model, HasItemVectors), item, len(self.items))
+        else:
+            scores = shared_digits(require(self.model, HasSids).semantic_ids(), item)
+        found = most_similar(scores, item, top, allowed)
+        ids = self.items["item_id"]
+        return [Recommendation(ids[number], float(scores[number])) for number in found.tolist()]
+
+    def embeddings(self) -> pl.DataFrame:
+        """item_id and embedding, an array: the vectors that the model learned."""
+        vectors = require(self.model, HasItemVectors).item_vectors(np.arange(len(self.items)))
+        array = pl.Series("embedding", vectors, dtype=pl.Array(pl.Float32, vectors.shape[1]))
+        return pl.DataFrame([self.items["item_id"], array])
+
+    def digits_of(self, item_id: ItemId) -> tuple[int, ...] | None:
+        """The item's semantic ID; None where the model has none."""
+        item = int(self.numbers([item_id], "this request")[0])
+        if not isinstance(self.model, HasSids):
+            return None
+        return tuple(self.model.semantic_ids().digits[item].tolist())
+
+    def items_with_prefix(self, prefix: Sequence[int]) -> list[ItemId]:
+        """The IDs of the items whose semantic IDs begin with these digits."""
+        digits = [whole_number("a digit", digit) for digit in listed(prefix, "the prefix")]
+        rows = require(self.model, HasSids).semantic_ids().with_prefix(digits)
+        return self.items["item_id"].gather(rows).to_list()
+
+    def evaluate(
+        self,
+        data: Dataset,
+        *,
+        split: SplitName = "test",
+        ks: Sequence[int] = (5, 10),
+        protocols: Sequence[Protocol] = PROTOCOLS,
+        users: int | None = None,
+        decoding: DecodingConfig | None = None,
+    ) -> Evaluation:
+        """Recall and NDCG at `ks` on the held-out items of the dataset it was trained on, with
+        popularity and neighbours beside it (`floors`).
+
+        users: a random sample of so many instead of all.
+        """
+        known = self.split(data)
+        holdout = known.holdout(split)
+        if users is not None:
+            holdout = holdout.sample(_at_least_one("users", users))
+        how: dict[str, Any] = {"ks": ks, "protocols": protocols}
+        found = evaluate(self.ranker(decoding), holdout, len(self.items), shop=shop_of(data), **how)
+        beside = {
+            name: evaluate(model, holdout, len(data.items), **how)
+            for name, model in floors(known.train, len(data.items)).items()
+        }
+        return replace(found, floors=beside)
+
+    def split(self, data: Dataset) -> Split:
+        """What was trained on and what was held out; raises where `data` is another dataset, whose
+        histories would leak or mislead."""
+        if data.fingerprint != self.made.get("fingerprint"):
+            raise RequestError(
+                "this is not the dataset that the recommender was trained on (it differs in users, "
+                "items or events); give the same, or train again"
+            )
+        return _split(data, self.config)
+
     def decoding(self, **changes: Any) -> DecodingConfig:
         """The model's own way to decode, with `changes`."""
         model = require(self.model, Decodes)
@@ -318,7 +466,14 @@ class Recommender:
 
     def ranker(self, decoding: DecodingConfig | None = None) -> Ranker:
         """The model, in its own way or as `decoding` says: what `evaluate` asks for."""
-        return self.model if decoding is None else _Decoder(require(self.model, Decodes), decoding)
+        if decoding is None:
+            return self.model
+        if not isinstance(decoding, DecodingConfig):
+            raise RequestError(
+                f"decoding is {decoding!r:.60}; give a DecodingConfig, for example "
+                "recommender.decoding(steps=1)"
+            )
+        return _Decoder(require(self.model, Decodes), decoding)
 
     def planner(self, decoding: DecodingConfig | None = None) -> SessionPlanner:
         """The same for sessions: what `evaluate_sessions` asks for."""
@@ -334,13 +489,19 @@ class Recommender:
         allowed: npt.NDArray[np.bool_] | None = None,
     ) -> Query:
         """A question about item numbers, checked."""
+        top = self._top(top)
+        chosen = yes_or_no("exclude_seen", exclude_seen)
+        exclude = not self.repeats if chosen is None else chosen
+        return Query(histories, top, allowed, histories if exclude else None)
+
+    def _top(self, top: int) -> int:
+        top = whole_number("top", top)
         if not 1 <= top <= len(self.items):
             raise RequestError(
                 f"cannot give {top} items of a catalogue of {len(self.items):,}; ask for 1 to "
                 f"{len(self.items):,}"
             )
-        exclude = not self.repeats if exclude_seen is None else exclude_seen
-        return Query(histories, top, allowed, histories if exclude else None)
+        return top
 
     def named(self, ranked: Ranked) -> list[list[Recommendation]]:
         """Ranked item numbers as recommendations, without the places that were not filled."""
@@ -354,44 +515,21 @@ class Recommender:
             for row, scores in zip(ranked.items, ranked.scores, strict=True)
         ]
 
-    def _numbered(self, histories: Sequence[Any], unknown: Unknown) -> tuple[Sequences, bool]:
-        """The item numbers of one history or of a list of them, and whether it was a list."""
-        many = any(isinstance(h, (list, tuple, np.ndarray, pl.Series)) for h in histories)
-        rows = histories if many else [histories]
-        return Sequences.of([self.numbers(row, "the history", unknown) for row in rows]), many
-
-    def numbers(self, ids: Sequence[ItemId], where: str, unknown: Unknown) -> npt.NDArray[np.int32]:
+    def numbers(
+        self, ids: Iterable[ItemId], where: str = "the history", unknown: Unknown = "raise"
+    ) -> npt.NDArray[np.int32]:
         """The numbers of item IDs; `where` they stand is for the error message."""
-        if not len(ids):
-            return np.empty(0, dtype=np.int32)
-        given = pl.Series("item_id", ids, strict=False)
-        catalogue = self.items["item_id"]
-        if given.dtype != catalogue.dtype:
-            given = given.cast(catalogue.dtype, strict=False)
-        numbers = codes(given, catalogue).to_numpy()
-        if unknown == "raise" and (numbers < 0).any():
-            stranger = list(ids)[int(np.argmax(numbers < 0))]
-            raise RequestError(
-                f"item {stranger!r} of {where} is not in the catalogue; remove it, or pass "
-                "unknown='skip' (--unknown skip)"
-            )
-        known: npt.NDArray[np.int32] = numbers[numbers >= 0]
-        return known
+        return item_numbers(self.items, ids, where, unknown)
 
     def allowed(
-        self, allow: Sequence[ItemId] | None, deny: Sequence[ItemId], unknown: Unknown
+        self,
+        allow: Iterable[ItemId] | None,
+        deny: Iterable[ItemId],
+        unknown: Unknown = "raise",
+        where: pl.Expr | str | None = None,
     ) -> npt.NDArray[np.bool_] | None:
-        """(items,) the items that the lists leave; None: all."""
-        if allow is None and not len(deny):
-            return None
-        allowed = np.ones(len(self.items), dtype=bool)
-        if allow is not None:
-            allowed[:] = False
-            allowed[self.numbers(allow, "the allow list", unknown)] = True
-        allowed[self.numbers(deny, "the deny list", unknown)] = False
-        if not allowed.any():
-            raise RequestError("the allow and deny lists leave no item; allow more or deny fewer")
-        return allowed
+        """(items,) the items that the lists and the condition leave; None: all."""
+        return allowed_items(self.items, allow, deny, unknown, where)
 
     def save(self, path: Path | str) -> None:
         """Writes one folder: the model, the catalogue, and how it was made."""
@@ -403,6 +541,7 @@ class Recommender:
         with write_folder(path, KIND, SCHEMA, config) as folder:
             self.model.save(folder)
             self.items.write_parquet(folder / "items.parquet")
+            self.users.save(folder)
 
     @classmethod
     def load(cls, path: Path | str) -> Recommender:
@@ -422,7 +561,20 @@ class Recommender:
             config=config,
             repeats=repeats,
             made=made,
+            users=Users.load(path / USERS, manifest.files[USERS]["sha256"]),
         )
+
+
+def _split(data: Dataset, config: TrainConfig) -> Split:
+    split = leave_out(data.histories, config.leave_out)
+    return replace(split, train=sparsify(split.train, config.sparsify, config.seed))
+
+
+def _at_least_one(name: str, value: Any) -> int:
+    number = whole_number(name, value)
+    if number < 1:
+        raise RequestError(f"{name} is {number}; use 1 or more")
+    return number
 
 
 def _versions() -> dict[str, str]:

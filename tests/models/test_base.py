@@ -80,15 +80,16 @@ def test_a_user_can_reach_at_most_sixty_settings(config: TrainConfig) -> None:
 
 def test_capabilities_of_each_model() -> None:
     generates = ["decode digits", "plan sessions", "sample", "add items"]
+    vectors, sids = "give item vectors", "give semantic IDs"
     assert {name: capabilities(model_class(name)) for name in MODELS} == {
-        "maskgr": generates,
-        "maskgr-paper": generates,
-        "tiger": ["decode digits", "add items"],
-        "liger": ["decode digits", "add items"],
-        "sasrec": ["add items"],
-        "bert4rec": [],
-        "dreamrec": [],
-        "cadirec": [],
+        "maskgr": [*generates, vectors, sids],
+        "maskgr-paper": [*generates, vectors, sids],
+        "tiger": ["decode digits", "add items", vectors, sids],
+        "liger": ["decode digits", "add items", vectors, sids],
+        "sasrec": ["add items", vectors],
+        "bert4rec": [vectors],
+        "dreamrec": [vectors],
+        "cadirec": [vectors],
         "neighbours": ["add items"],
         "popularity": ["add items"],
     }

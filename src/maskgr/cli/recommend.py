@@ -105,10 +105,10 @@ def recommend(
         "decoding": decoding,
     }
     if session is None:
-        rows = described(recommender, recommender.recommend(split_ids(history), top, **how))
+        rows = described(recommender, recommender.recommend([split_ids(history)], top, **how)[0])
         show = show_recommendations
     else:
-        found = recommender.sessions(split_ids(history), session, top, **how)
+        found = recommender.sessions([split_ids(history)], session, top, **how)[0]
         rows, show = described_sessions(recommender, found), show_sessions
     if as_json:
         print_json(rows)

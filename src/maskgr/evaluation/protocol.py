@@ -7,7 +7,7 @@ differ in which they use, and by up to a third in the result: a number names its
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,8 @@ class Evaluation:
     users_per_second: float
     invalid_share: float | None = None  # share of beams that are no item, where beams may be so
     oracle: dict[Protocol, dict[str, Mean]] | None = None
+    # What models that train in seconds reach on the same questions.
+    floors: Mapping[str, Evaluation] = field(default_factory=dict)
     # (users,) what the means are of, in the order of the questions.
     values: dict[Protocol, dict[str, Floats]] = field(default_factory=dict, repr=False)
 
@@ -53,6 +55,11 @@ class Evaluation:
         result["users_per_second"] = self.users_per_second
         if self.invalid_share is not None:
             result["invalid_share"] = self.invalid_share
+        if self.floors:
+            result["floors"] = {
+                name: {"users_per_second": own.users_per_second, "protocols": _nested(own.metrics)}
+                for name, own in self.floors.items()
+            }
         return result
 
 

@@ -221,11 +221,29 @@ class AddsItems(Protocol):
         ...
 
 
+@runtime_checkable
+class HasItemVectors(Protocol):
+    """Has learned a vector for every item."""
+
+    def item_vectors(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """(items, width) the vectors of the items `numbers` (items,)."""
+        ...
+
+
+@runtime_checkable
+class HasSids(Protocol):
+    """Knows items by semantic IDs."""
+
+    def semantic_ids(self) -> SemanticIds: ...
+
+
 CAPABILITIES: dict[str, type[Any]] = {  # as `maskgr models` and errors name them
     "decode digits": Decodes,
     "plan sessions": PlansSessions,
     "sample": Samples,
     "add items": AddsItems,
+    "give item vectors": HasItemVectors,
+    "give semantic IDs": HasSids,
 }
 
 

@@ -218,6 +218,12 @@ class Bert4Rec(Trainable):
         asked = with_one_more(histories.last(self.history_limit))
         return self.queries(self.encode(asked, last_items(torch.from_numpy(asked.owners), 1)))
 
+    @torch.no_grad()
+    def item_vectors(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Without the biases, which say how popular an item is."""
+        vectors: Tensor = self.items(torch.from_numpy(numbers).to(self.device))
+        return vectors.float().cpu().numpy()
+
     def save(self, folder: Path) -> None:
         save_weights(self, folder / WEIGHTS)
         np.save(folder / COUNTS, self.counts)

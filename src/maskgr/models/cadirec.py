@@ -272,6 +272,9 @@ class CaDiRec(Trainable):
     def rank(self, query: Query) -> Ranked:
         return self.backbone.rank(query)
 
+    def item_vectors(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        return self.backbone.item_vectors(numbers)
+
     def save(self, folder: Path) -> None:
         save_weights(self, folder / WEIGHTS)
         np.save(folder / COUNTS, self.counts)

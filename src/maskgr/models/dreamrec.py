@@ -304,6 +304,10 @@ class DreamRec(Trainable):
         ends = torch.from_numpy(known.offsets[1:] - 1).to(self.device)
         return torch.cat([unknown, hidden.index_select(0, ends)])
 
+    @torch.no_grad()
+    def item_vectors(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        return self.vectors()[torch.from_numpy(numbers).to(self.device)].float().cpu().numpy()
+
     def save(self, folder: Path) -> None:
         save_weights(self, folder / WEIGHTS)
         np.save(folder / COUNTS, self.counts)

@@ -28,6 +28,7 @@ from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training, query_filters
 from maskgr.models.items import semantic_ids
 from maskgr.models.retrieval import portions, validation_recall
+from maskgr.nn.digit_tokens import DigitTokens
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.fit import Trainable
@@ -185,6 +186,20 @@ class Generative(Trainable):
         return False
 
     # Items and files
+
+    def semantic_ids(self) -> SemanticIds:
+        return self.sids
+
+    @torch.no_grad()
+    def item_vectors(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """The embeddings of an item's digits, side by side."""
+        codes = self.codes[torch.from_numpy(numbers).to(self.device)]
+        tokens = self.digit_tokens()
+        return tokens.embed(tokens.numbers(codes)).flatten(1).float().cpu().numpy()
+
+    def digit_tokens(self) -> DigitTokens:
+        """The embeddings of digits."""
+        raise NotImplementedError
 
     def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> Self:
         """New items get semantic IDs from the fitted codebooks; nothing is trained again."""

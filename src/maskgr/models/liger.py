@@ -131,6 +131,13 @@ class Liger(Tiger):
             self._table = vectors
         return vectors
 
+    @torch.no_grad()
+    def item_vectors(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """What its dense retrieval compares: the mapped texts."""
+        if self.training:
+            self.eval()
+        return self.table()[torch.from_numpy(numbers).to(self.device)].float().cpu().numpy()
+
     def queries(self, encoded: Encoded, ends: Tensor) -> Tensor:
         """(rows, width) of the tokens `ends` (rows,): products with the table are logits."""
         return functional.normalize(encoded.states.index_select(0, ends), dim=1) / TEMPERATURE

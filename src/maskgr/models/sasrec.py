@@ -254,6 +254,13 @@ class SASRec(Trainable):
             bonus=lambda histories: self.repeat_bonus(*distinct_pairs(histories)),
         )
 
+    @torch.no_grad()
+    def item_vectors(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        if self.training:
+            self.eval()
+        chosen = torch.from_numpy(numbers).to(self.device)
+        return self.table()[chosen].float().cpu().numpy()
+
     def last_states(self, histories: Sequences) -> Tensor:
         """(users, width) the hidden state after each whole history, shortest first."""
         hidden, layout = self.encode(histories.last(self.history_limit))

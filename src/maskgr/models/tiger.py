@@ -100,6 +100,9 @@ class Tiger(Generative):
         """The token before the digits of every target."""
         return self.history_start + 1
 
+    def digit_tokens(self) -> DigitTokens:
+        return self.tokens
+
     # The network
 
     def encode(self, histories: Sequences) -> Encoded:

@@ -376,6 +376,12 @@ class MaskGR(Trainable):
 
     # Items and files
 
+    def semantic_ids(self) -> SemanticIds:
+        return self.sids
+
+    def item_vectors(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        return self.history.item_vectors(numbers)
+
     def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> MaskGR:
         """New items by their text: vectors, and semantic IDs from the fitted codebooks."""
         if self.history.config.items == "id":

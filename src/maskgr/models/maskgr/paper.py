@@ -27,6 +27,7 @@ from maskgr.models.maskgr.network import Network
 from maskgr.models.maskgr.noise import Noise, draw_noise, mask_last_item, stratified_levels
 from maskgr.models.maskgr.objective import negative_elbo
 from maskgr.models.retrieval import portions
+from maskgr.nn.digit_tokens import DigitTokens
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import catalogue_cross_entropy, log_normaliser
 from maskgr.nn.transformer import Layout
@@ -128,6 +129,9 @@ class PaperMaskGR(Generative):
             own = Noise(masked, noise[layout.sequences], masked.sum())
             nats += float(self._loss(part, own))
         return nats / len(joined)
+
+    def digit_tokens(self) -> DigitTokens:
+        return self.network.tokens
 
     # Retrieval
 
