@@ -1,0 +1,81 @@
+// Two settings or two models for the same history, with what differs marked.
+
+import { latest, post } from "./api.js";
+import { byId, el, plural, unseen } from "./dom.js";
+import { face } from "./items.js";
+import { body, showSettings } from "./settings.js";
+
+const NAMES = { 1: "Left", 2: "Right" };
+const run = latest();
+
+/** Asks both sides and shows them; `history` has items. */
+export async function showComparison(service, history) {
+  const sides = [1, 2].map((side) => sideParts(side));
+  const shown = byId("compare").childElementCount;
+  if (!shown) byId("compare").replaceChildren(...sides.map((own) => own.box));
+  for (const side of [1, 2]) showSettings(byId(`side-${side}-settings`), service, side, false);
+  const ids = history.map((item) => item.item_id);
+  const asked = [1, 2].map((side) => body(service, ids, side));
+  const answers = await run((signal) => Promise.allSettled(asked.map((one) => post("v1/recommend", one, signal))));
+  if (!answers) return;
+  const failed = answers.find((one) => one.status === "rejected");
+  if (failed) throw failed.reason;
+  const lists = answers.map((one) => one.value.items);
+  const [left, right] = marks(...lists.map((items) => items.map((item) => item.item_id)));
+  fill(1, answers[0].value, left);
+  fill(2, answers[1].value, right);
+  byId("compare-status").textContent = summary(lists, right);
+}
+
+function sideParts(side) {
+  const title = `side-${side}-title`;
+  return {
+    box: el(
+      "section",
+      { class: "side", "aria-labelledby": title },
+      el("h3", { id: title }, NAMES[side]),
+      el("div", { id: `side-${side}-settings`, class: "settings" }),
+      el("p", { id: `side-${side}-took`, class: "muted small" }),
+      el("ol", { id: `side-${side}-items`, class: "results" }),
+    ),
+  };
+}
+
+/** What differs: for each place of each list {kind, words}. Moves are marked on the right alone. */
+export function marks(left, right) {
+  const places = new Map(left.map((id, place) => [id, place]));
+  const others = new Set(right);
+  const move = (id, place) => {
+    if (!places.has(id)) return { kind: "only", words: "only right" };
+    const by = places.get(id) - place;
+    if (by === 0) return { kind: "same", words: "same place" };
+    return { kind: by > 0 ? "up" : "down", words: `${by > 0 ? "▲" : "▼"} ${Math.abs(by)}`, spoken: `${plural(Math.abs(by), "place")} ${by > 0 ? "higher" : "lower"} than left` };
+  };
+  return [left.map((id) => (others.has(id) ? null : { kind: "only", words: "only left" })), right.map(move)];
+}
+
+function fill(side, answer, found) {
+  byId(`side-${side}-took`).textContent = `${answer.model.name}, ${answer.took_ms.toFixed(1)} ms`;
+  byId(`side-${side}-items`).replaceChildren(
+    ...answer.items.map((item, place) =>
+      el(
+        "li",
+        { class: "result", "data-id": item.item_id },
+        el("div", { class: "result-row" }, el("span", { class: "rank", "aria-hidden": "true" }, String(place + 1)), face(item), badge(found[place])),
+      ),
+    ),
+  );
+}
+
+function badge(mark) {
+  if (!mark) return null;
+  const words = mark.spoken ? [el("span", { "aria-hidden": "true" }, mark.words), unseen(mark.spoken)] : mark.words;
+  return el("span", { class: `badge ${mark.kind}` }, words);
+}
+
+function summary([left, right], found) {
+  const both = found.filter((mark) => mark.kind !== "only").length;
+  const same = found.filter((mark) => mark.kind === "same").length;
+  if (same === right.length && left.length === right.length) return `Both lists are the same: ${plural(same, "item")} in the same order.`;
+  return `${both} of ${plural(Math.max(left.length, right.length), "item")} are in both lists, ${same} of them at the same place.`;
+}
