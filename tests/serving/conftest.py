@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +28,15 @@ PICTURE = (
     "%3Ccircle cx='4' cy='4' r='3'/%3E%3C/svg%3E"
 )
 BRIEF = ["fit.steps=40", "validations=1", "width=32", "codes=8"]
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """The command sets up logging for its process, which is that of the tests."""
+    yield
+    for name in ("maskgr.serving", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [], True
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.decoding.config import DecodingConfig
 from maskgr.evaluation.ranking import Query
 from maskgr.explain import Explanation, explain
+from maskgr.models.base import HasItemVectors
 from maskgr.serving import schemas
 from maskgr.serving.batching import Job, Timed
 from maskgr.serving.problems import ProblemError
@@ -43,12 +44,6 @@ class Asked:
     @classmethod
     def check(cls, served: Served, body: schemas.Ask, request_id: str, start: float) -> Asked:
         unknown: list[str | int] = []
-        if body.top > len(served.ids):
-            raise ProblemError.at(
-                "#/top",
-                f"cannot give {body.top} items of a catalogue of {len(served.ids):,}; ask for 1 to "
-                f"{len(served.ids):,}",
-            )
         for column in body.fields or ():
             if column not in served.columns:
                 known = ", ".join(served.columns) or "none"
@@ -76,6 +71,11 @@ class Asked:
             list(dict.fromkeys(unknown)),
             *served.decoding(changes),
         )
+
+    @property
+    def top(self) -> int:
+        """As many as there are, where more are asked for."""
+        return min(self.body.top, len(self.served.ids))
 
     @property
     def excludes_seen(self) -> bool:
@@ -109,7 +109,7 @@ class Asked:
             "exclude_seen": self.body.exclude_seen,
             "allow": None if self.allow is None else self.ids(self.allow),
             "deny": self.ids(self.deny),
-            **({} if self.body.where is None else {"where": self.body.where}),
+            "where": self.body.where,
         }
 
     def answer(self, timed: Timed) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def recommend_job(asked: Asked, deadline: float) -> Job:
             for items, scores, top in zip(ranked.items, ranked.scores, tops, strict=True)
         ]
 
-    return Job(key, run, (asked.history, excluded, asked.body.top), deadline)
+    return Job(key, run, (asked.history, excluded, asked.top), deadline)
 
 
 def recommend_answer(asked: Asked, timed: Timed) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def explain_job(asked: Asked, body: schemas.ExplainRequest, deadline: float) -> 
         found = explain(
             asked.served.recommender,
             histories[0],
-            body.top,
+            asked.top,
             **asked.filters(),
             decoding=asked.decoding,
         )
@@ -227,7 +227,23 @@ def _examples(asked: Asked, digits: Sequence[int | None], count: int) -> list[di
 
 
 def _nearest(asked: Asked, found: Explanation) -> list[list[dict[str, Any]]]:
-    return [[] for _ in found.results]
+    """For each result the items of the history with the most similar vectors."""
+    served, model = asked.served, asked.served.recommender.model
+    history = list(dict.fromkeys(asked.history))
+    if not history or not found.results or not isinstance(model, HasItemVectors):
+        return [[] for _ in found.results]
+    items = [served.numbers[str(result.item_id)] for result in found.results]
+    vectors = model.item_vectors(np.array(items + history))
+    vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+    cosines = vectors[: len(items)] @ vectors[len(items) :].T  # (results, history)
+    ids = asked.ids(history)
+    return [
+        [
+            {"item_id": ids[place], "similarity": round(float(row[place]), 4)}
+            for place in np.argsort(-row, kind="stable")[:NEAREST].tolist()
+        ]
+        for row in cosines
+    ]
 
 
 def sids_answer(served: Served, digits: list[int | None], examples: int) -> dict[str, Any]:

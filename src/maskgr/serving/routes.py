@@ -196,7 +196,8 @@ async def similar(
     own = served.ids[_number(served, item_id)]
 
     def run(_: list[None]) -> list[Any]:
-        return [served.recommender.similar_items(own, top, by=by, where=where)]
+        most = min(top, len(served.ids))
+        return [served.recommender.similar_items(own, most, by=by, where=where)]
 
     timed = await service.batcher.submit(
         Job(None, run, None, service.deadline(request.state.start))
@@ -275,8 +276,8 @@ async def sids(
 async def model(request: Request, name: ModelParameter = None) -> Response:
     """The models, what they can do, and their own settings."""
     service = service_of(request)
-    chosen = service.model(name, "model").describe()
-    every = [served.describe() for served in service.models.values()]
+    chosen = service.model(name, "model").description
+    every = [served.description for served in service.models.values()]
     return answered({**chosen, "models": every})
 
 

@@ -15,12 +15,14 @@ import numpy.typing as npt
 import polars as pl
 
 from maskgr.artefact import MANIFEST, is_artefact
-from maskgr.models.base import Decodes, PlansSessions
+from maskgr.errors import ArtefactError
+from maskgr.models.base import Decodes, HasItemVectors, HasSids, PlansSessions
 from maskgr.recommender import RECOMMENDER, Recommender
 from maskgr.serving.problems import ProblemError
 from maskgr.sids.semantic_ids import SemanticIds
 
 FIELDS_KEPT, MASKS_KEPT = 65_536, 64  # items' columns and filters that are kept ready
+SHOWN = ("order", "steps", "beams")  # of the decoding, in answers
 USERS, USER_ITEMS = 6, 12  # example users of /v1/model, and how many of their items
 
 
@@ -43,18 +45,20 @@ class Served:
     def load(cls, name: str, path: Path) -> Served:
         """Checks every file's checksum, loads, and answers once, so that the first user is not
         the one who waits."""
-        recommender = Recommender.load(path)
-        folder = path / RECOMMENDER if is_artefact(path / RECOMMENDER) else path
-        # The manifest has the checksum of every other file.
-        version = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:12]
+        version, recommender = _version(path), Recommender.load(path)
         served = cls(name, version, recommender, path)
         served.warm_up()
+        if _version(path) != version:
+            raise ArtefactError(f"{path} changed while it was loaded; load it again")
         return served
 
     def warm_up(self) -> None:
-        first = self.ids[:2].to_list()
-        self.recommender.recommend(first, min(10, len(self.ids)))
-        _ = self.numbers, self.searchable, self.sids
+        """Reads what is read when first needed, so that no file is needed later."""
+        users = self.recommender.users.ids
+        if len(users):
+            self.recommender.history_of(users[0])
+        self.recommender.recommend([self.ids[:2].to_list()], min(10, len(self.ids)))
+        _ = self.numbers, self.searchable, self.description
 
     @property
     def about(self) -> dict[str, str]:
@@ -75,13 +79,18 @@ class Served:
 
     @cached_property
     def sids(self) -> SemanticIds | None:
-        return getattr(self.recommender.model, "sids", None)
+        model = self.recommender.model
+        return model.semantic_ids() if isinstance(model, HasSids) else None
 
     @cached_property
     def searchable(self) -> pl.Series:
         """(items,) ID and text columns in lower case."""
-        items = self.recommender.items
-        text = [pl.col(name) for name, kind in items.schema.items() if kind == pl.String]
+        items, text = self.recommender.items, []
+        for name, kind in items.schema.items():
+            if kind == pl.String:
+                text.append(pl.col(name))
+            elif kind == pl.List(pl.String):
+                text.append(pl.col(name).list.join(" "))
         own = pl.concat_str(
             [pl.col("item_id").cast(pl.String), *text], separator="\n", ignore_nulls=True
         )
@@ -136,11 +145,13 @@ class Served:
                 rows = rows[codes[rows, level] == digit]
         return rows
 
-    def describe(self) -> dict[str, Any]:
+    @cached_property
+    def description(self) -> dict[str, Any]:
         """The model as /v1/model has it."""
         recommender, sids = self.recommender, self.sids
         model = recommender.model
         retrieval, decoding = self.decoding({})[1:]
+        similar = {"vectors": HasItemVectors, "sids": HasSids}
         return {
             **self.about,
             "kind": recommender.config.name,
@@ -150,14 +161,27 @@ class Served:
             "codes": None if sids is None else list(sids.codebook_sizes),
             "decodes": isinstance(model, Decodes),
             "sessions": isinstance(model, PlansSessions),
-            "similar": [],
+            "similar": [by for by, kind in similar.items() if isinstance(model, kind)],
             "retrieval": retrieval,
             "decoding": decoding,
             "history_limit": recommender.config.history_limit,
             "repeats": recommender.repeats,
-            "knows_users": False,
-            "example_users": [],
+            "knows_users": len(recommender.users.ids) > 0,
+            "example_users": self._example_users(),
         }
+
+    def _example_users(self) -> list[dict[str, Any]]:
+        """A few with at least three items, from all over the list."""
+        users, ids = self.recommender.users, self.ids
+        long = np.flatnonzero(users.histories.lengths >= 3)
+        rows = long[np.linspace(0, len(long) - 1, min(USERS, len(long))).astype(int)]
+        return [
+            {
+                "user_id": users.ids[row],
+                "history": ids.gather(users.histories[row][-USER_ITEMS:]).to_list(),
+            }
+            for row in rows.tolist()
+        ]
 
     def decoding(self, changes: dict[str, Any]) -> tuple[Any, str, dict[str, Any] | None]:
         """The model's decoding with `changes` (None: its own way), and as answers name it."""
@@ -172,7 +196,12 @@ class Served:
         return chosen, used.retrieval, None if used.retrieval == "dense" else shown
 
 
-SHOWN = ("order", "steps", "beams")
+def _version(path: Path) -> str:
+    """A digest of the manifest, which has the checksum of every other file."""
+    folder = path / RECOMMENDER if is_artefact(path / RECOMMENDER) else path
+    manifest = folder / MANIFEST
+    content = manifest.read_bytes() if manifest.is_file() else b""
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def _plain(value: Any) -> Any:
