@@ -136,7 +136,7 @@ def recommend_job(asked: Asked, deadline: float) -> Job:
     """Answers `(items, scores)`. What each user must not get, which is different for each, goes as
     excluded items; so only `allow` and `where` keep requests from being answered together."""
     allowed = asked.allowed()
-    filtered = None if allowed is None else hashlib.sha256(np.packbits(allowed)).digest()
+    filtered = None if allowed is None else hashlib.sha256(allowed.tobytes()).digest()
     key = ("recommend", asked.served, asked.decoding, filtered)
     excluded = [*(asked.history if asked.excludes_seen else ()), *asked.deny]
     ranker = asked.served.recommender.ranker(asked.decoding)

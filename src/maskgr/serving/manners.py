@@ -71,10 +71,8 @@ class Manners:
             )
             if began:
                 raise
-            problem = ProblemError(
-                500, "the service has a bug; its log has the details for this ID"
-            )
-            await problem.response(state["request_id"])(scope, receive, answer)
+            bug = ProblemError(500, "the service has a bug; its log has the details for this ID")
+            await bug.response(state["request_id"])(scope, receive, answer)
         finally:
             self._record(scope, status, time.monotonic() - start)
 

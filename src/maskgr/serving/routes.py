@@ -114,14 +114,11 @@ async def recommend_batch(request: Request, body: schemas.BatchRequest) -> Respo
     if jobs:
         futures = await service.batcher.submit_all([job for _, job in jobs.values()])
         for (place, (asked, _)), future in zip(jobs.items(), futures, strict=True):
-            error = future.exception()
-            if error is None:
+            try:
                 answer = recommend_answer(asked, future.result())
                 results[place] = {"status": 200, "answer": answer}
-            elif isinstance(error, ProblemError | MaskGRError):
+            except (ProblemError, MaskGRError) as error:
                 results[place] = _failed(error, asked.request_id)
-            else:
-                raise error
     took = milliseconds(asyncio.get_running_loop().time() - state.start)
     return answered({"request_id": state.request_id, "results": results, "took_ms": took})
 
