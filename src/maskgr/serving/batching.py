@@ -8,6 +8,7 @@ got alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -94,10 +95,12 @@ class Batcher:
             self._changed.notify()
         futures = [job.future for job in jobs]
         left = max(job.deadline for job in jobs) - time.monotonic()
-        _, late = await asyncio.wait(futures, timeout=max(left, 0))
-        for future in late:
-            future.cancel()  # the thread leaves it out, or drops its answer
-        return [_out_of_time(loop) if future in late else future for future in futures]
+        alarm = loop.call_later(max(left, 0), _give_up, futures)
+        for future in futures:
+            with contextlib.suppress(Exception):  # whoever asked takes it from the future
+                await future
+        alarm.cancel()
+        return futures
 
     def close(self) -> None:
         """Answers what waits, then ends the thread."""
@@ -134,7 +137,7 @@ class Batcher:
         batch: list[Job] = []
         now, rest = time.monotonic(), deque[Job]()
         for job in self._jobs:
-            if job.future.cancelled() or job.deadline < now:
+            if job.future.done() or job.deadline < now:
                 continue
             fits = job is first or (job.key is not None and job.key == first.key)
             if fits and len(batch) < self.largest:
@@ -174,9 +177,9 @@ def _deliver(answers: list[tuple[asyncio.Future[Timed], Any, Timed]]) -> None:
             future.set_result(answer)
 
 
-def _out_of_time(loop: asyncio.AbstractEventLoop) -> asyncio.Future[Timed]:
-    late: asyncio.Future[Timed] = loop.create_future()
-    late.set_exception(
-        ProblemError(504, "the answer took longer than the time limit; ask for less, or try again")
-    )
-    return late
+def _give_up(futures: list[asyncio.Future[Timed]]) -> None:
+    """The thread leaves these out, or their answers are dropped."""
+    for future in futures:
+        if not future.done():
+            late = "the answer took longer than the time limit; ask for less, or try again"
+            future.set_exception(ProblemError(504, late))

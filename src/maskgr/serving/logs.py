@@ -13,7 +13,12 @@ LOGGER = logging.getLogger("maskgr.serving")
 
 def log(event: str, *, level: int = logging.INFO, exception: bool = False, **values: Any) -> None:
     """Keys and bodies are never passed here."""
-    LOGGER.log(level, event, exc_info=exception, extra={"values": values})
+    if LOGGER.isEnabledFor(level):
+        info = sys.exc_info() if exception else None
+        record = LOGGER.makeRecord(
+            LOGGER.name, level, __file__, 0, event, (), info, extra={"values": values}
+        )  # without looking for the caller, which nobody reads here
+        LOGGER.handle(record)
 
 
 class JsonLines(logging.Formatter):

@@ -52,7 +52,8 @@ class ProblemError(Exception):
     @classmethod
     def invalid(cls, error: ValidationError) -> ProblemError:
         """The mistakes that pydantic found in a body."""
-        return cls.of_errors([("body", *e["loc"]) for e in error.errors()], error.errors())
+        found = error.errors(include_url=False, include_input=False)
+        return cls.of_errors([("body", *e["loc"]) for e in found], found)
 
     @classmethod
     def of_errors(

@@ -8,22 +8,31 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from maskgr.artefact import MANIFEST, is_artefact
+from maskgr.decoding.config import DecodingConfig
 from maskgr.errors import ArtefactError
 from maskgr.models.base import Decodes, HasItemVectors, HasSids, PlansSessions
 from maskgr.recommender import RECOMMENDER, Recommender
 from maskgr.serving.problems import ProblemError
 from maskgr.sids.semantic_ids import SemanticIds
 
-FIELDS_KEPT, MASKS_KEPT = 65_536, 64  # items' columns and filters that are kept ready
+FIELDS_KEPT, KEPT = 65_536, 64  # items' columns; filters and ways to decode
 SHOWN = ("order", "steps", "beams")  # of the decoding, in answers
 USERS, USER_ITEMS = 6, 12  # example users of /v1/model, and how many of their items
+
+
+class Resolved(NamedTuple):
+    """A way to decode (None: the model's own), and as answers name it."""
+
+    decoding: DecodingConfig | None
+    retrieval: str
+    shown: dict[str, Any] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +45,12 @@ class Served:
     path: Path | None = None
     _fields: Any = field(init=False)
     _masks: Any = field(init=False)
+    _decodings: Any = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_fields", lru_cache(FIELDS_KEPT)(self._read_fields))
-        object.__setattr__(self, "_masks", lru_cache(MASKS_KEPT)(self._read_mask))
+        object.__setattr__(self, "_masks", lru_cache(KEPT)(self._read_mask))
+        object.__setattr__(self, "_decodings", lru_cache(KEPT)(self._resolve))
 
     @classmethod
     def load(cls, name: str, path: Path) -> Served:
@@ -183,17 +194,21 @@ class Served:
             for row in rows.tolist()
         ]
 
-    def decoding(self, changes: dict[str, Any]) -> tuple[Any, str, dict[str, Any] | None]:
-        """The model's decoding with `changes` (None: its own way), and as answers name it."""
+    def decoding(self, changes: dict[str, Any]) -> Resolved:
+        """The model's decoding with `changes`."""
+        found: Resolved = self._decodings(tuple(changes.items()))
+        return found
+
+    def _resolve(self, changes: tuple[tuple[str, Any], ...]) -> Resolved:
         model = self.recommender.model
         if not isinstance(model, Decodes):
             if changes:
-                self.recommender.decoding(**changes)  # raises, with the models that can
-            return None, "ranking", None
-        chosen = self.recommender.decoding(**changes)
+                self.recommender.decoding(**dict(changes))  # raises, with the models that can
+            return Resolved(None, "ranking", None)
+        chosen = self.recommender.decoding(**dict(changes))
         used = model.resolved(chosen)
         shown = {key: value for key, value in asdict(used).items() if key in SHOWN}
-        return chosen, used.retrieval, None if used.retrieval == "dense" else shown
+        return Resolved(chosen, used.retrieval, None if used.retrieval == "dense" else shown)
 
 
 def _version(path: Path) -> str:
