@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from maskgr import artefact
@@ -36,7 +38,7 @@ def test_folder_is_written_then_replaced_without_leftovers(tmp_path: Path) -> No
     save(target, "two")
     assert content(target) == "two"
     assert [p.name for p in target.parent.iterdir()] == ["thing"]
-    assert sorted(p.name for p in target.iterdir()) == ["a.txt", "maskgr.json"]
+    assert sorted(p.name for p in target.iterdir()) == ["a.txt", "maskgr.json", "maskgr.sha256"]
 
 
 def test_interruption_keeps_previous_folder(tmp_path: Path) -> None:
@@ -151,8 +153,10 @@ def test_raises_naming_the_damaged_file(tmp_path: Path) -> None:
     (thing / "a.txt").unlink()
     with pytest.raises(ArtefactError, match=r"a\.txt is missing; make the folder again"):
         content(thing)
-    (thing / "maskgr.json").write_text('{"kind": "data')
-    with pytest.raises(ArtefactError, match=r"maskgr\.json is damaged"):
+    save(thing, "hello")
+    manifest = (thing / "maskgr.json").read_text()
+    (thing / "maskgr.json").write_text(manifest.replace('"schema": 1', '"schema": 2'))
+    with pytest.raises(ArtefactError, match=r"maskgr\.json has changed since it was written"):
         content(thing)
     save(thing, "again")  # a damaged artefact can be replaced
     assert content(thing) == "again"
@@ -169,3 +173,68 @@ def test_raises_for_wrong_kind_wrong_version_or_missing_manifest(tmp_path: Path)
     (tmp_path / "plain").mkdir()
     with pytest.raises(ArtefactError, match=r"has no maskgr\.json"):
         read_manifest(tmp_path / "plain", "dataset", 1)
+
+
+@pytest.mark.parametrize("name", ["maskgr.json", "maskgr.sha256"])
+def test_checking_is_not_turned_off_by_deleting_a_manifest_file(tmp_path: Path, name: str) -> None:
+    save(tmp_path / "thing", "x")
+    (tmp_path / "thing" / name).unlink()
+    assert is_artefact(tmp_path / "thing")
+    with pytest.raises(ArtefactError, match=rf"{name} is missing: it was deleted, or another ver"):
+        content(tmp_path / "thing")
+    save(tmp_path / "thing", "again")
+    assert content(tmp_path / "thing") == "again"
+
+
+def test_a_dataset_without_its_manifest_is_not_read_as_plain_files(tmp_path: Path) -> None:
+    from maskgr import Dataset
+    from tests.models.tiny import shop
+
+    shop().save(tmp_path / "data")
+    (tmp_path / "data" / "maskgr.json").unlink()
+    with pytest.raises(ArtefactError, match=r"maskgr\.json is missing"):
+        Dataset.load(tmp_path / "data")
+
+
+def test_files_can_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    before = os.umask(0o022)
+    try:
+        with write_folder(tmp_path / "thing", "model", 1, {}) as folder:
+            save_file({"a": np.zeros(3)}, folder / "a.safetensors")
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "thing").iterdir()}
+    assert set(modes.values()) == {0o644}, modes
+
+
+WRITERS = {
+    "numpy": "import numpy as np; np.save(folder / 'a.npy', np.zeros(50_000))",
+    "polars": "import polars as pl; import numpy as np; pl.DataFrame({'a': "
+    "np.random.default_rng(0).random(50_000)}).write_parquet(folder / 'a.parquet')",
+    "safetensors": "import numpy as np; from safetensors.numpy import save_file; "
+    "save_file({'a': np.zeros(50_000)}, folder / 'a.safetensors')",
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_size_limit_is_one_sentence_whoever_writes(tmp_path: Path, writer: str) -> None:
+    program = f"""
+import resource
+from pathlib import Path
+from maskgr.artefact import write_folder
+from maskgr.errors import ArtefactError
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    with write_folder({str(tmp_path / "thing")!r}, "dataset", 1, {{}}) as folder:
+        {WRITERS[writer]}
+except ArtefactError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(
+        r"cannot write \S+/thing: .+; the previous content is unchanged\n", done.stdout
+    )
+    assert not list(tmp_path.iterdir())

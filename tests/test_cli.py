@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -77,8 +78,8 @@ TRAIN = ["train", "synthetic", "--out", "x"]
         (["recommend", "x", "--remask", "-1"], "Invalid value for '--remask': "),
         (["explain", "x", "--guidance", "-1"], "Invalid value for '--guidance': "),
         (["evaluate", "x", "--session", "-1"], "Invalid value for '--session': "),
-        (["recommend", "x", "--input", "a"], "--input and --output go together"),
-        (["recommend", "x", "--input", "a", "--output", "b", "--json"], "--input and --output go"),
+        (["recommend", "x", "--input", "a"], "--input or --all-users goes with --output"),
+        (["recommend", "x", "--input", "a", "--output", "b", "--json"], "--input or --all-users"),
         (["study", "magic", "--out", "x"], "there is no study 'magic'; the studies are "),
         (["study", "orders", "--out", "x", "--only", "a"], "--only chooses among the variants of"),
         (["data", "fetch", "netflix"], "'netflix' is neither a folder nor a source"),
@@ -112,7 +113,11 @@ def test_models_are_listed_with_what_they_can_do(maskgr: Callable[..., Outcome])
 @pytest.mark.parametrize(
     ("words", "where", "advice"),
     [
-        ([*TRAIN, "--processes", "1"], "maskgr.run.start_run", "; go on with --resume"),
+        (
+            [*TRAIN, "--processes", "1"],
+            "maskgr.run.start_run",
+            "; nothing was trained yet, so give the same command again",
+        ),
         (
             ["study", "x", "--out", "x"],
             "maskgr.studies.registry.run_study",
@@ -135,6 +140,21 @@ def test_ctrl_c_says_how_to_go_on(
     outcome = maskgr(*words)
     assert outcome.code == 130
     assert outcome.err.splitlines()[-1] == f"interrupted{advice}"
+
+
+def test_ctrl_c_in_a_training_names_resume(
+    maskgr: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(out: Path, *_: object, **__: object) -> None:
+        (out / "training").mkdir(parents=True)
+        (out / "training" / "run.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("maskgr.run.start_run", interrupted)
+    words = ["train", "synthetic", "--preset", "tiny", "--processes", "1"]
+    outcome = maskgr(*words, "--out", tmp_path / "run")
+    assert outcome.code == 130
+    assert outcome.err.splitlines()[-1] == "interrupted; go on with --resume"
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(maskgr: Callable[..., Outcome]) -> None:

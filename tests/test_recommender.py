@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from maskgr import Dataset, Recommender
+from maskgr.artefact import sha256
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.models.base import train_config
 from tests.models import tiny
@@ -85,7 +86,8 @@ def test_saved_and_loaded_answers_the_same(tmp_path: Path) -> None:
     assert again.config == rec.config
     assert again.items.equals(rec.items)
     assert again.made == rec.made
-    assert set(again.made) == {"data", "fingerprint", "provenance", "seconds", "versions"}
+    kept = {"data", "fingerprint", "provenance", "counts", "fits", "seconds", "versions"}
+    assert set(again.made) == kept
 
 
 def test_raises_when_a_saved_folder_is_damaged(tmp_path: Path) -> None:
@@ -99,6 +101,9 @@ def test_raises_when_a_saved_folder_is_damaged(tmp_path: Path) -> None:
     manifest = json.loads((run / "maskgr.json").read_text())
     manifest["config"]["train"]["colour"] = "blue"
     (run / "maskgr.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtefactError, match=r"maskgr\.json has changed since it was written"):
+        Recommender.load(run)
+    (run / "maskgr.sha256").write_text(sha256(run / "maskgr.json"))
     with pytest.raises(ArtefactError, match=r"is damaged .*colour.*; train it again"):
         Recommender.load(run)
 

@@ -1,8 +1,10 @@
 """Saved folders and files: written atomically, with a manifest of checksums.
 
 An artefact is a folder with a `maskgr.json` that holds its kind, how it was made, and the size and
-SHA-256 of every other file. It is written to a temporary folder beside its destination and renamed
-into place, so an interruption, a full disk or a kill leaves the previous content unchanged.
+SHA-256 of every other file, and a `maskgr.sha256` with the checksum of that file itself, so that
+neither can change or disappear unnoticed (`sha256sum --check maskgr.sha256`). It is written to a
+temporary folder beside its destination and renamed into place, so an interruption, a full disk or a
+kill leaves the previous content unchanged.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,7 +24,7 @@ from typing import Any
 from maskgr.errors import ArtefactError
 from maskgr.version import __version__
 
-MANIFEST = "maskgr.json"
+MANIFEST, CHECKSUM = "maskgr.json", "maskgr.sha256"
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,12 @@ def write_folder(
         yield draft
         _write_manifest(draft, kind, schema, config)
         _swap(draft, path)
-    except OSError as error:
+    except Exception as error:
+        reason = refusal(error)
+        if reason is None:
+            raise
         raise ArtefactError(
-            f"cannot write {path}: {error.strerror or error}; the previous content is unchanged"
+            f"cannot write {path}: {reason}; the previous content is unchanged"
         ) from error
     finally:
         if draft is not None:
@@ -77,13 +83,27 @@ def write_file(path: Path | str) -> Iterator[Path]:
         sync(draft)
         os.replace(draft, path)
         sync(path.parent)
-    except OSError as error:
+    except Exception as error:
+        reason = refusal(error)
+        if reason is None:
+            raise
         raise ArtefactError(
-            f"cannot write {path}: {error.strerror or error}; the previous content is unchanged"
+            f"cannot write {path}: {reason}; the previous content is unchanged"
         ) from error
     finally:
         if draft is not None:
             draft.unlink(missing_ok=True)
+
+
+def refusal(error: Exception) -> str | None:
+    """Why the system refused to read or write a file; None where the error is another one.
+
+    safetensors and polars have classes of their own for such errors.
+    """
+    if isinstance(error, OSError):
+        return str(error.strerror or error)
+    found = re.search(r"([^:]*) \(os error \d+\)", str(error))
+    return None if found is None else found[1].strip()
 
 
 def read_manifest(path: Path | str, kind: str, schema: int) -> Manifest:
@@ -92,6 +112,7 @@ def read_manifest(path: Path | str, kind: str, schema: int) -> Manifest:
     _recover(path.absolute())
     if not path.is_dir():
         raise ArtefactError(f"there is no folder {path}; check the path")
+    _check_manifest(path)
     manifest = _parse_manifest(path / MANIFEST)
     if manifest.kind != kind:
         raise ArtefactError(f"{path} holds a {manifest.kind}, not a {kind}; give another folder")
@@ -106,9 +127,9 @@ def read_manifest(path: Path | str, kind: str, schema: int) -> Manifest:
 
 
 def is_artefact(path: Path | str) -> bool:
-    """Whether `path` is a folder with a manifest."""
+    """Whether `path` is a folder that maskgr saved: one of its two manifest files is there."""
     _recover(Path(path).absolute())
-    return (Path(path) / MANIFEST).is_file()
+    return any((Path(path) / name).is_file() for name in (MANIFEST, CHECKSUM))
 
 
 def _recover(path: Path) -> None:
@@ -137,7 +158,7 @@ def _previous(path: Path) -> Path:
 def _refuse_to_replace(path: Path, kind: str) -> None:
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
-    if path.is_dir() and (path / MANIFEST).is_file():
+    if path.is_dir() and is_artefact(path):
         try:
             found = _parse_manifest(path / MANIFEST).kind
         except ArtefactError:
@@ -155,6 +176,7 @@ def _refuse_to_replace(path: Path, kind: str) -> None:
 def _write_manifest(folder: Path, kind: str, schema: int, config: Mapping[str, Any]) -> None:
     files = {}
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+        file.chmod(0o666 & ~_umask())  # safetensors keeps its files from other users
         sync(file)
         files[file.relative_to(folder).as_posix()] = {
             "bytes": file.stat().st_size,
@@ -170,7 +192,28 @@ def _write_manifest(folder: Path, kind: str, schema: int, config: Mapping[str, A
     target = folder / MANIFEST
     target.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     sync(target)
+    checksum = folder / CHECKSUM
+    checksum.write_text(f"{sha256(target)}  {MANIFEST}\n", encoding="ascii")
+    sync(checksum)
     sync(folder)
+
+
+def _check_manifest(folder: Path) -> None:
+    """Compares the manifest with its own checksum, where one of the two files is there."""
+    manifest, checksum = folder / MANIFEST, folder / CHECKSUM
+    if manifest.is_file() != checksum.is_file():
+        lost = checksum if manifest.is_file() else manifest
+        raise ArtefactError(
+            f"{lost} is missing: it was deleted, or another version of maskgr made the folder; "
+            "make the folder again"
+        )
+    if manifest.is_file() and not checksum.read_text("ascii", "replace").startswith(
+        sha256(manifest)
+    ):
+        raise ArtefactError(
+            f"{manifest} has changed since it was written (its checksum differs); make the folder "
+            "again"
+        )
 
 
 def _parse_manifest(file: Path) -> Manifest:

@@ -14,7 +14,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.models.base import Decodes, require
-from maskgr.recommender import Recommendation, Recommender
+from maskgr.recommender import Recommendation, Recommender, checked_decoding
 from maskgr.requests import listed
 
 
@@ -65,7 +65,8 @@ def explain(
     """What `recommend` returns for the same arguments, with what each step revealed, how probable
     that was, and how many items remained."""
     model = require(recommender.model, Decodes)
-    decoding = model.resolved(decoding or model.decoding())
+    own = model.decoding() if decoding is None else checked_decoding(decoding)
+    decoding = model.resolved(own)
     known = recommender.numbers(listed(history, "the history"), unknown=unknown)
     numbers = Sequences.of([known])
     allowed = recommender.allowed(allow, deny, unknown, where)

@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -19,18 +19,20 @@ import numpy.typing as npt
 import polars as pl
 
 from maskgr.artefact import is_artefact, read_manifest, write_folder
+from maskgr.cards import card
 from maskgr.data.config import SplitName, Unknown
 from maskgr.data.dataset import Dataset
 from maskgr.data.open import shop_of
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Split, leave_out, sparsify
-from maskgr.data.tables import below, read_table
+from maskgr.data.splits import Holdout, Split, leave_out, sparsify
+from maskgr.data.tables import below, from_frame, read_table
 from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.evaluation.protocol import PROTOCOLS, Evaluation, Protocol, evaluate
 from maskgr.evaluation.ranking import Query, Ranked, Ranker, SessionPlanner
 from maskgr.models.base import (
     AddsItems,
+    Chosen,
     Decodes,
     HasItemVectors,
     HasSids,
@@ -39,6 +41,7 @@ from maskgr.models.base import (
     Samples,
     TrainConfig,
     Training,
+    capabilities,
     model_class,
     require,
     train_config,
@@ -55,6 +58,7 @@ from maskgr.requests import (
 from maskgr.settings import require_choice
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.similar import Likeness, cosines, most_similar, shared_digits
+from maskgr.training.fit import Fitted
 from maskgr.training.workspace import workspace
 from maskgr.users import FILE as USERS
 from maskgr.users import Users
@@ -114,6 +118,39 @@ class Recommender:
     made: Mapping[str, Any] = field(default_factory=dict)  # data fingerprint, versions, time spent
     users: Users = field(default_factory=Users.none)  # and their histories, held-out items included
 
+    def __repr__(self) -> str:
+        found = self.summary()
+        counts = ", ".join(f"{found[name]:,} {name}" for name in ("users", "items", "events"))
+        return f"Recommender({self.config.name}: {counts})"
+
+    def _repr_html_(self) -> str:
+        facts = {name: value for name, value in self.summary().items() if value is not None}
+        return card(f"Recommender: {self.config.name}", self.model.about, facts)
+
+    def summary(self) -> dict[str, Any]:
+        """Facts about the model, its data and its training, for people."""
+        made, counts = self.made, self.made.get("counts", {})
+        fits = {stage: own["metrics"] for stage, own in made.get("fits", {}).items()}
+        found = [own["recall@10"] for own in fits.values() if "recall@10" in own]
+        held_out = self.config.leave_out
+        return {
+            "users": int(counts.get("users", 0)),
+            "items": len(self.items),
+            "events": int(counts.get("events", 0)),
+            "columns of items": list(self.items.columns),
+            "held out": f"the last {2 * held_out} of each user, for validation and test"
+            if held_out
+            else "nothing: no figures of its own",
+            "validation recall@10": f"{found[-1]:.2%}" if found else None,
+            "history": f"the last {self.config.history_limit} items",
+            "repeats": self.repeats,
+            "can": ["rank items", *capabilities(type(self.model))],
+            "trained in": f"{made['seconds'] / 60:.1f} minutes" if "seconds" in made else None,
+            "with": "maskgr {maskgr}, Python {python}".format(**made["versions"])
+            if "versions" in made
+            else None,
+        }
+
     @classmethod
     def train(
         cls,
@@ -127,15 +164,22 @@ class Recommender:
         resume: bool = False,
         progress: bool = False,
         made: Mapping[str, Any] | None = None,
+        like: Recommender | None = None,
     ) -> Recommender:
-        """Trains on what leave-k-out leaves.
+        """Trains on what leave-k-out leaves, or on everything (`like`).
 
         model, preset: one of `maskgr models` and one of its presets; or `config`, which has all.
         sids: ready-made semantic IDs; else they are made as the config says.
         run: a folder for checkpoints and logs, from which `resume` goes on with an interrupted
             training; without one they are thrown away.
         made: kept with the recommender, beside versions, the data's fingerprint and the time spent.
+        like: a recommender that was trained with held-out items. This one is trained as that one
+            was, with the numbers of steps and the weights that validation chose there, on
+            everything: nothing is held out, and there is nothing to evaluate it on.
         """
+        _require_dataset(data)
+        if like is not None:
+            config = everything(like, config)
         config = config or train_config(preset, model=model)
         start = time.perf_counter()
         if run is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -145,13 +189,15 @@ class Recommender:
         kind = model_class(config.name)
         if sids is not None and not kind.uses_sids:
             raise RequestError(f"{config.name} has no use for semantic IDs; leave --sids out")
-        split = _split(data, config)
+        split = held_out(data, config)
         with contextlib.ExitStack() as stack:
             folder = Path(run or stack.enter_context(TemporaryDirectory(prefix="maskgr-")))
             work = stack.enter_context(
                 workspace(folder, device=config.device, resume=resume, progress=progress)
             )
-            trained = kind.learn(Training(data, split, config, work, sids))
+            chosen = None if like is None else Chosen(like.model, _fits(like))
+            training = Training(data, split, config, work, sids, chosen)
+            trained = kind.learn(training)
         return cls(
             model=trained,
             items=data.items,
@@ -161,8 +207,10 @@ class Recommender:
                 **(made or {}),
                 "fingerprint": data.fingerprint,
                 "provenance": dict(data.provenance),
+                "counts": counts_made(data),
+                "fits": fits_made(training.fits),
                 "seconds": round(time.perf_counter() - start, 3),
-                "versions": _versions(),
+                "versions": versions(),
             },
             users=Users.of(data.users, data.histories),
         )
@@ -196,18 +244,30 @@ class Recommender:
         Fewer than `top` come back only where the filters leave fewer.
         """
         numbers, many = numbered_histories(self.items, histories, unknown)
-        query = self.query(
+        answers = self.recommend_numbers(
             numbers,
             top,
             exclude_seen=exclude_seen,
-            allowed=self.allowed(allow, deny, unknown, where),
+            allow=allow,
+            deny=deny,
+            where=where,
+            unknown=unknown,
+            retrieval=retrieval,
+            decoding=decoding,
         )
-        answers = self._ranked(query, retrieval, decoding)
         return answers if many else answers[0]
 
     def recommend_users(
+        self, user_ids: Sequence[Any], top: int = 10, **options: Any
+    ) -> list[list[Recommendation]]:
+        """`recommend`, with its options, for users of the training data: each has all of their
+        history, held-out items included."""
+        rows = self.users.rows(listed(user_ids, "user_ids"))
+        return self.recommend_numbers(self.users.histories.select(rows), top, **options)
+
+    def recommend_numbers(
         self,
-        user_ids: Sequence[Any],
+        histories: Sequences,
         top: int = 10,
         *,
         exclude_seen: bool | None = None,
@@ -218,23 +278,13 @@ class Recommender:
         retrieval: Retrieval | None = None,
         decoding: DecodingConfig | None = None,
     ) -> list[list[Recommendation]]:
-        """`recommend` for users of the training data, each with all of their history."""
-        rows = self.users.rows(listed(user_ids, "user_ids"))
-        query = self.query(
-            self.users.histories.select(rows),
-            top,
-            exclude_seen=exclude_seen,
-            allowed=self.allowed(allow, deny, unknown, where),
-        )
-        return self._ranked(query, retrieval, decoding)
-
-    def _ranked(
-        self, query: Query, retrieval: Retrieval | None, decoding: DecodingConfig | None
-    ) -> list[list[Recommendation]]:
+        """`recommend` for histories of item numbers, which need no translation."""
         if retrieval is not None:
-            decoding = replace(decoding or self.decoding(), retrieval=retrieval)
-        ranker = self.ranker(decoding)
-        return self.named(ranker.rank(query)) if len(query.histories) else []
+            chosen = self.decoding() if decoding is None else checked_decoding(decoding)
+            decoding = replace(chosen, retrieval=retrieval)
+        ranker, allowed = self.ranker(decoding), self.allowed(allow, deny, unknown, where)
+        query = self.query(histories, top, exclude_seen=exclude_seen, allowed=allowed)
+        return self.named(ranker.rank(query)) if len(histories) else []
 
     def history_of(self, user_id: Any) -> list[ItemId]:
         """The item IDs of a user of the training data, oldest first, held-out items included."""
@@ -271,7 +321,10 @@ class Recommender:
         if not len(numbers):
             return []
         found, scores = model.sessions(
-            replace(query, top=top), items, decoding or self.decoding(), repeats=repeats
+            replace(query, top=top),
+            items,
+            self.decoding() if decoding is None else checked_decoding(decoding),
+            repeats=repeats,
         )
         ids = self.items["item_id"]
         answers = [
@@ -337,6 +390,8 @@ class Recommender:
         seed = whole_number("seed", seed)
         if count < 1 or steps < 0:
             raise RequestError(f"{count} samples in {steps} steps; give at least 1 of each")
+        if not isinstance(temperature, int | float):
+            raise RequestError(f"temperature is {temperature!r}; give a number above 0")
         if not temperature > 0:
             raise RequestError(f"temperature {temperature} cannot be drawn at; give one above 0")
         model = require(self.model, Samples)
@@ -353,9 +408,23 @@ class Recommender:
 
         The old items keep their semantic IDs.
         """
-        frame = items if isinstance(items, pl.DataFrame) else pl.from_pandas(items)
+        model, new = require(self.model, AddsItems), self.new_items(items)
+        if not len(new):
+            return self
+        grown = model.with_items(new, embeddings)
+        return replace(self, model=grown, items=self.catalogue_with(new))
+
+    def new_items(self, items: Any) -> pl.DataFrame:
+        """Rows for new items, checked against the catalogue."""
+        frame = from_frame(items, "the new items").frame
         if "item_id" not in frame.columns:
             raise DataError(f"the new items have no column item_id (they have: {frame.columns})")
+        strange = [name for name in frame.columns if name not in self.items.columns]
+        if strange:
+            raise DataError(
+                f"the new items have a column {strange[0]} that the catalogue does not have (it "
+                f"has: {', '.join(self.items.columns)}); rename it, or leave it out"
+            )
         ids = frame["item_id"].cast(self.items["item_id"].dtype, strict=False)
         wrong = ids.is_null() | ids.is_duplicated() | ids.is_in(self.items["item_id"].implode())
         if wrong.any():
@@ -364,12 +433,48 @@ class Recommender:
                 f"{int(wrong.sum())} of the new items are old, repeated or without an ID (first: "
                 f"{first!r}); give each new item once"
             )
-        model = require(self.model, AddsItems)
-        frame = frame.with_columns(item_id=ids)
-        if not len(frame):
-            return self
-        grown = model.with_items(frame, embeddings)
-        return replace(self, model=grown, items=below(self.items, frame))
+        return frame.with_columns(item_id=ids)
+
+    def catalogue_with(self, new: pl.DataFrame) -> pl.DataFrame:
+        """The catalogue with `new` items behind its own."""
+        return below(self.items, new)
+
+    def update(
+        self,
+        events: Any,
+        items: Any = None,
+        *,
+        embeddings: npt.NDArray[Any] | None = None,
+        minutes: float | None = None,
+        settings: Sequence[str] = (),
+        run: Path | str | None = None,
+        resume: bool = False,
+        progress: bool = False,
+    ) -> Recommender:
+        """A recommender that has gone on learning from new events; this one stays what it is.
+
+        events: a frame as a dataset has it, of old and new users; its rows come after the old ones.
+        items: new items, as in `add_items`; embeddings: their vectors, where the catalogue's own
+            were given.
+        minutes: time for training, 5 by default; settings: `key=value` texts that change how it
+            trains (`fit.learning_rate=1e-4`).
+        run, resume, progress: as in `train`.
+        """
+        from maskgr import update
+
+        config = update.update_config(self, settings, minutes=minutes)
+        prepared = update.prepare(self, events, items, embeddings=embeddings)
+        return update.train(prepared, config, run=run, resume=resume, progress=progress)
+
+    def dataset(self) -> Dataset:
+        """The users' histories and the items that it was trained on, as a dataset; items that were
+        added later are not in it."""
+        return Dataset(
+            users=self.users.ids,
+            items=self.items.head(self.made.get("counts", {}).get("items", len(self.items))),
+            histories=self.users.histories,
+            provenance=self.made.get("provenance", {}),
+        )
 
     def similar_items(
         self,
@@ -413,7 +518,7 @@ class Recommender:
 
     def items_with_prefix(self, prefix: Sequence[int]) -> list[ItemId]:
         """The IDs of the items whose semantic IDs begin with these digits."""
-        digits = [whole_number("a digit", digit) for digit in listed(prefix, "the prefix")]
+        digits = [whole_number("a digit", d) for d in listed(prefix, "the prefix", of="digits")]
         rows = require(self.model, HasSids).semantic_ids().with_prefix(digits)
         return self.items["item_id"].gather(rows).to_list()
 
@@ -432,6 +537,9 @@ class Recommender:
 
         users: a random sample of so many instead of all.
         """
+        ks = [whole_number("K", k) for k in listed(ks, "ks", of="numbers")]
+        for protocol in listed(protocols, "protocols", of="names"):
+            require_choice("protocol", protocol, Protocol)
         known = self.split(data)
         holdout = known.holdout(split)
         if users is not None:
@@ -447,12 +555,18 @@ class Recommender:
     def split(self, data: Dataset) -> Split:
         """What was trained on and what was held out; raises where `data` is another dataset, whose
         histories would leak or mislead."""
+        _require_dataset(data)
         if data.fingerprint != self.made.get("fingerprint"):
             raise RequestError(
                 "this is not the dataset that the recommender was trained on (it differs in users, "
                 "items or events); give the same, or train again"
             )
-        return _split(data, self.config)
+        if self.config.leave_out == 0:
+            raise RequestError(
+                "this recommender was trained on everything, so there are no held-out items to "
+                "evaluate it on; evaluate the one that it was trained like"
+            )
+        return held_out(data, self.config)
 
     def decoding(self, **changes: Any) -> DecodingConfig:
         """The model's own way to decode, with `changes`."""
@@ -468,17 +582,13 @@ class Recommender:
         """The model, in its own way or as `decoding` says: what `evaluate` asks for."""
         if decoding is None:
             return self.model
-        if not isinstance(decoding, DecodingConfig):
-            raise RequestError(
-                f"decoding is {decoding!r:.60}; give a DecodingConfig, for example "
-                "recommender.decoding(steps=1)"
-            )
-        return _Decoder(require(self.model, Decodes), decoding)
+        return _Decoder(require(self.model, Decodes), checked_decoding(decoding))
 
     def planner(self, decoding: DecodingConfig | None = None) -> SessionPlanner:
         """The same for sessions: what `evaluate_sessions` asks for."""
         model = require(self.model, PlansSessions)
-        return _Planner(model, decoding or self.decoding(), self.repeats)
+        decoding = self.decoding() if decoding is None else checked_decoding(decoding)
+        return _Planner(model, decoding, self.repeats)
 
     def query(
         self,
@@ -565,9 +675,32 @@ class Recommender:
         )
 
 
-def _split(data: Dataset, config: TrainConfig) -> Split:
-    split = leave_out(data.histories, config.leave_out)
+def held_out(data: Dataset, config: TrainConfig) -> Split:
+    """What to train on, and what is held out."""
+    if config.leave_out == 0:
+        nobody = Holdout(
+            np.zeros(0, dtype=np.int64), Sequences.of([]), np.zeros((0, 1), dtype=np.int32)
+        )
+        split = Split(data.histories, nobody, nobody)
+    else:
+        split = leave_out(data.histories, config.leave_out)
     return replace(split, train=sparsify(split.train, config.sparsify, config.seed))
+
+
+def _require_dataset(data: Any) -> None:
+    if not isinstance(data, Dataset):
+        raise RequestError(
+            f"data is {data!r:.60}; give a Dataset, from Dataset.load or Dataset.from_frames"
+        )
+
+
+def checked_decoding(decoding: Any) -> DecodingConfig:
+    if not isinstance(decoding, DecodingConfig):
+        raise RequestError(
+            f"decoding is {decoding!r:.60}; give a DecodingConfig, for example "
+            "recommender.decoding(steps=1)"
+        )
+    return decoding
 
 
 def _at_least_one(name: str, value: Any) -> int:
@@ -577,7 +710,36 @@ def _at_least_one(name: str, value: Any) -> int:
     return number
 
 
-def _versions() -> dict[str, str]:
+def everything(like: Recommender, config: TrainConfig | None = None) -> TrainConfig:
+    """The settings of a training on everything: those of `like`; the seed and the device may be
+    others."""
+    own = replace(like.config, leave_out=0)
+    if config is None:
+        return own
+    if replace(config, seed=own.seed, device=own.device, leave_out=0) != own:
+        raise RequestError(
+            "a training like another one has its settings; leave the others out, or train without "
+            "--like"
+        )
+    return replace(config, leave_out=0)
+
+
+def _fits(like: Recommender) -> dict[str, Fitted]:
+    return {stage: Fitted(**own) for stage, own in like.made.get("fits", {}).items()}
+
+
+def fits_made(fits: Mapping[str, Fitted]) -> dict[str, Any]:
+    """How each stage of a training ended, as JSON has it."""
+    return {stage: asdict(fitted) for stage, fitted in fits.items()}
+
+
+def counts_made(data: Dataset) -> dict[str, int]:
+    """How much a recommender was made of."""
+    events = len(data.histories.values)
+    return {"users": len(data.users), "items": len(data.items), "events": events}
+
+
+def versions() -> dict[str, str]:
     return {
         "maskgr": __version__,
         "python": platform.python_version(),

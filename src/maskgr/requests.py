@@ -39,7 +39,7 @@ def _is_pandas(value: Any) -> bool:
     return type(value).__module__.split(".")[0] == "pandas" and hasattr(value, "to_list")
 
 
-def listed(value: Any, what: str, *, ordered: bool = True) -> list[Any]:
+def listed(value: Any, what: str, *, ordered: bool = True, of: str = "IDs") -> list[Any]:
     """`value` as a list; texts, numbers and, where the order matters, sets are refused."""
     if _is_list(value):
         rows = value.tolist() if isinstance(value, np.ndarray) else list(value)
@@ -48,7 +48,7 @@ def listed(value: Any, what: str, *, ordered: bool = True) -> list[Any]:
     if isinstance(value, set | frozenset) and not ordered:
         return list(value)
     kind = "a set, which has no order" if isinstance(value, set | frozenset) else f"{value!r:.60}"
-    raise RequestError(f"{what} is {kind}; give a list of IDs")
+    raise RequestError(f"{what} is {kind}; give a list of {of}")
 
 
 def numbered_histories(

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from maskgr.artefact import write_file
+from maskgr.artefact import is_artefact, write_file
 from maskgr.data.config import DataConfig
 from maskgr.data.dataset import Dataset
 from maskgr.errors import ArtefactError, RequestError
@@ -18,8 +19,10 @@ from maskgr.models.base import TrainConfig
 from maskgr.recommender import RECOMMENDER, Recommender
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.workspace import require_fresh as require_fresh_training
+from maskgr.update import Update
+from maskgr.update import train as train_update
 
-TRAINING = "training"
+TRAINING, ABOUT = "training", "run.json"
 
 
 def start_run(
@@ -30,38 +33,92 @@ def start_run(
     data: str,
     data_config: DataConfig,
     sids: Path | None = None,
+    like: Path | None = None,
     resume: bool = False,
     progress: bool = False,
 ) -> Recommender | None:
-    """Trains in `out`; None in the processes of a distributed training that do not write."""
-    writes = os.environ.get("RANK", "0") == "0"
+    """Trains in `out`; None in the processes of a distributed training that do not write.
+
+    like: the run that this one is trained like, on everything.
+    """
     made = {"data": data, "data_config": asdict(data_config), "command": sys.argv[1:]}
-    training, given = out / TRAINING, None if sids is None else SemanticIds.load(sids)
-    if resume:
-        require_same(out, dataset, config, given)
-    elif writes:
-        require_fresh(out)
-        with write_file(training / "run.json") as draft:
-            about = {**_about(dataset, config, given), **made}
-            draft.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    if like is not None:
+        made["like"] = str(like.absolute())
+    given = None if sids is None else SemanticIds.load(sids)
+    _begin(out, dataset, config, made, given, resume=resume)
     recommender = Recommender.train(
         dataset,
         config=config,
         sids=given,
-        run=training,
+        run=out / TRAINING,
         resume=resume,
         progress=progress,
         made=made,
+        like=None if like is None else Recommender.load(like),
     )
-    if not writes:
+    return _end(out, recommender)
+
+
+def start_update(
+    out: Path,
+    update: Update,
+    config: TrainConfig,
+    *,
+    of: Path,
+    resume: bool = False,
+    progress: bool = False,
+) -> Recommender | None:
+    """Goes on with the training of another run in `out`, which keeps all events."""
+    made = {"update_of": str(of.absolute()), "command": sys.argv[1:]}
+    _begin(out, update.data, config, made, None, resume=resume)
+    recommender = train_update(
+        update, config, run=out / TRAINING, resume=resume, progress=progress, made=made
+    )
+    return _end(out, recommender)
+
+
+def _begin(
+    out: Path,
+    dataset: Dataset,
+    config: TrainConfig,
+    made: Mapping[str, Any],
+    sids: SemanticIds | None,
+    *,
+    resume: bool,
+) -> None:
+    """Notes what is trained, or checks that it is what was begun."""
+    if resume:
+        require_same(out, dataset, config, sids)
+    elif _writes():
+        require_fresh(out)
+        with write_file(out / TRAINING / ABOUT) as draft:
+            about = {**_about(dataset, config, sids), **made}
+            draft.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def _end(out: Path, recommender: Recommender) -> Recommender | None:
+    if not _writes():
         return None
     recommender.save(out / RECOMMENDER)
     return recommender
 
 
+def _writes() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def how_to_go_on(out: Path) -> str:
+    """What to do after a training in `out` was interrupted."""
+    if (out / TRAINING / ABOUT).exists():
+        return "go on with --resume"
+    return "nothing was trained yet, so give the same command again"
+
+
 def require_fresh(out: Path) -> None:
-    """Raises if `out` holds a training, or anything that is no run folder."""
+    """Raises if `out` holds a run, or anything that is no run folder."""
     require_fresh_training(out / TRAINING)
+    if is_artefact(out / RECOMMENDER):
+        raise RequestError(f"{out} holds a trained run; give another --out, or delete it first")
     known = {TRAINING, RECOMMENDER}
     if out.exists() and (not out.is_dir() or any(p.name not in known for p in out.iterdir())):
         raise ArtefactError(f"{out} exists and is not a run folder; give another --out")
@@ -71,7 +128,7 @@ def require_same(
     out: Path, dataset: Dataset, config: TrainConfig, sids: SemanticIds | None = None
 ) -> None:
     """Raises if the run was started with other data, settings or semantic IDs."""
-    file, about = out / TRAINING / "run.json", _about(dataset, config, sids)
+    file, about = out / TRAINING / ABOUT, _about(dataset, config, sids)
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -11,10 +11,11 @@ import polars as pl
 import pytest
 
 from maskgr import Dataset, Recommender
-from maskgr.errors import DataError, RequestError
+from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.recommender import Session
 from maskgr.serving import batch
-from maskgr.serving.batch import recommend_file
+from maskgr.serving.batch import recommend_all, recommend_file
+from tests.models.tiny import shop
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_goes_on_where_it_was_interrupted(
     lines = whole.read_bytes().splitlines(keepends=True)
     # Killed in the middle of line 23.
     killed = b"".join(lines[:22]) + lines[22][:7]
-    monkeypatch.setattr(batch, "_write", lambda *_: sys.exit(1))
+    monkeypatch.setattr(batch._Lines, "add", lambda *_: sys.exit(1))
     with pytest.raises(SystemExit):
         recommend_file(recommender, source, target, 3)
     monkeypatch.undo()
@@ -85,7 +86,7 @@ def test_writes_sessions(
     assert done == 2
     expected = {"sessions": [["b", "c"], ["c", "b"]], "scores": [-1.5, None]}
     assert rows == [{"user_id": user, **expected} for user in ("u0", "u1")]
-    assert asked == [([["a"], ["b"]], 2, 2, {**how, "decoding": None})]
+    assert asked == [([["a"], ["b"]], 2, 2, how)]
 
 
 def test_reads_gzip(recommender: Recommender, tmp_path: Path) -> None:
@@ -126,3 +127,64 @@ def test_raises_when_file_is_missing_or_item_is_unknown(
     with pytest.raises(RequestError, match="item 'ghost'"):
         recommend_file(recommender, tmp_path / "in", tmp_path / "out", 1)
     assert recommend_file(recommender, tmp_path / "in", tmp_path / "out", 1, unknown="skip") == 1
+
+
+@pytest.mark.parametrize("name", ["o.parquet", "o.jsonl"])
+def test_all_users_go_into_a_file(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "CHUNK", 10)
+    rec = Recommender.train(shop(), model="neighbours")
+    options: dict[str, Any] = {"deny": ["i03"], "where": "item_id <> 'i04'"}
+    assert recommend_all(rec, tmp_path / name, 3, **options) == 24
+    read = pl.read_parquet if name.endswith("parquet") else pl.read_ndjson
+    found = read(tmp_path / name)
+    assert found["user_id"].to_list() == rec.users.ids.to_list()
+    expected = rec.recommend_users(rec.users.ids.to_list(), 3, **options)
+    assert found["items"].to_list() == [[r.item_id for r in row] for row in expected]
+    assert found["scores"].to_list() == [[round(r.score, 5) for r in row] for row in expected]
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_parquet_goes_on_where_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "CHUNK", 10)
+    rec = Recommender.train(shop(), model="popularity")
+    recommend_all(rec, tmp_path / "whole.parquet", 3)
+    asked = []
+    whole = Recommender.recommend_numbers
+
+    def interrupted(self: Recommender, histories: Any, *words: Any, **how: Any) -> Any:
+        asked.append(len(histories))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return whole(self, histories, *words, **how)
+
+    monkeypatch.setattr(Recommender, "recommend_numbers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recommend_all(rec, tmp_path / "o.parquet", 3)
+    assert not (tmp_path / "o.parquet").exists()
+    assert recommend_all(rec, tmp_path / "o.parquet", 3) == 24
+    assert asked == [10, 10, 10, 4]  # the first ten are not asked for again
+    assert pl.read_parquet(tmp_path / "o.parquet").equals(
+        pl.read_parquet(tmp_path / "whole.parquet")
+    )
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["o.parquet", "whole.parquet"]
+
+
+def test_raises_when_the_output_is_the_input(recommender: Recommender, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", 3)
+    before = (tmp_path / "in.jsonl").read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path / "in.jsonl")
+    for target in (tmp_path / "in.jsonl", tmp_path / "link", tmp_path / "x" / ".." / "in.jsonl"):
+        with pytest.raises(RequestError, match="is the input, which would be lost; give another"):
+            recommend_file(recommender, tmp_path / "in.jsonl", target, 1)
+    assert (tmp_path / "in.jsonl").read_bytes() == before
+
+
+def test_raises_when_the_output_cannot_be_written(recommender: Recommender, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", 3)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtefactError, match=r"cannot write .*file/o\.jsonl: "):
+        recommend_file(recommender, tmp_path / "in.jsonl", tmp_path / "file" / "o.jsonl", 1)

@@ -9,7 +9,21 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from maskgr.cli import compare, data, demo, evaluate, models, recommend, serve, sids, study, train
+from maskgr.cli import (
+    compare,
+    data,
+    demo,
+    evaluate,
+    info,
+    items,
+    models,
+    recommend,
+    serve,
+    sids,
+    study,
+    train,
+    update,
+)
 from maskgr.cli.console import Interrupted
 from maskgr.errors import MaskGRError
 from maskgr.version import __version__
@@ -29,7 +43,11 @@ app.command()(evaluate.evaluate)
 app.command()(compare.compare)
 app.command()(recommend.recommend)
 app.command()(recommend.explain)
-app.command("add-items")(recommend.add_items)
+app.command()(items.similar)
+app.command()(items.embeddings)
+app.command("add-items")(items.add_items)
+app.command()(update.update)
+app.command()(info.info)
 app.command()(serve.serve)
 app.add_typer(study.app, name="study")
 
@@ -42,6 +60,14 @@ def _root(
     if version:
         print(__version__)
         raise typer.Exit()
+
+
+def _system_error(error: Exception) -> Exception | str:
+    """What the system refused, as a sentence."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return error
+    where = "" if error.filename is None else f" {error.filename}"
+    return f"cannot read or write{where}: {error.strerror}; nothing that was saved before is lost"
 
 
 def main() -> NoReturn:
@@ -63,7 +89,7 @@ def main() -> NoReturn:
         # The class of a usage error depends on typer's release; its method does not.
         usage = getattr(error, "format_message", None)
         if isinstance(error, (MaskGRError, OSError)) or usage:
-            message = str(usage() if usage else error)
+            message = str(usage() if usage else _system_error(error))
             is_help = message.startswith("Usage: ")  # a group that was called without a command
             print(message if is_help else f"error: {message}", file=sys.stderr)
             sys.exit(2)

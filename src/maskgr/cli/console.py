@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from maskgr.cards import shown
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,12 +27,12 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def interruptible(advice: str) -> Iterator[None]:
+def interruptible(advice: str | Callable[[], str]) -> Iterator[None]:
     """Adds to a Ctrl-C how to go on after it."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(advice) from None
+        raise Interrupted(advice if isinstance(advice, str) else advice()) from None
 
 
 def print_json(value: Any) -> None:
@@ -59,13 +61,13 @@ def print_table(
         numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_shown(cell)) for cell in row))
+        table.add_row(*(Text(shown(cell)) for cell in row))
     Console().print(table)
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Two columns: names and values."""
-    print_table(("", ""), [(name, _shown(value)) for name, value in facts.items()])
+    print_table(("", ""), [(name, shown(value)) for name, value in facts.items()])
 
 
 def show_notes(dataset: Dataset) -> None:
@@ -195,11 +197,14 @@ def show_evaluations(
             if best is not None:
                 shares = (values[n].mean / best[n].mean if best[n].mean else 0.0 for n in names)
                 rows.append(["  of oracle", protocol, *(f"{share:.0%}" for share in shares)])
+        for floor, result in first.floors.items():
+            values = result.metrics[protocol]
+            rows.append([floor, protocol, *(_percent(values[name]) for name in names)])
         if best is not None:
             rows.append(["oracle", protocol, *(_percent(best[name]) for name in names)])
     print_table(["", "protocol", *names], rows, title=f"{split}: {first.users:,} users, in percent")
     for model, result in results.items():
-        settings = ", ".join(f"{name} {_shown(value)}" for name, value in decoding[model].items())
+        settings = ", ".join(f"{name} {shown(value)}" for name, value in decoding[model].items())
         print(f"{model}: {settings}; {result.users_per_second:,.0f} users per second")
         if result.invalid_share is not None:
             print(f"{model}: {result.invalid_share:.2%} of the beams ended as no item")
@@ -258,13 +263,3 @@ def show_portrait(portrait: Portrait) -> None:
             for n in portrait.neighbours
         ]
         print_table(names, rows, title="nearest by embedding")
-
-
-def _shown(cell: Any) -> str:
-    if cell is None:
-        return "-"
-    if isinstance(cell, bool):
-        return "yes" if cell else "no"
-    if isinstance(cell, int):
-        return f"{cell:,}"
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

@@ -58,16 +58,13 @@ def evaluate(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure recall and NDCG over the whole catalogue.
+    """Measure recall and NDCG over the whole catalogue, beside popularity and neighbours.
 
     Two protocols: `all` ranks every item, `unseen` leaves out the items of the user's history.
     With --session, the average session recall instead: the share of the next items that one of the
     sessions generated has at the same place.
     """
-    from maskgr.data.open import shop_of
-    from maskgr.data.splits import leave_out
     from maskgr.evaluation.protocol import SESSION_BEAMS, evaluate_sessions
-    from maskgr.evaluation.protocol import evaluate as measure
     from maskgr.recommender import Recommender
 
     cutoffs = _cutoffs(k or ("5,10" if session is None else "10"))
@@ -87,21 +84,22 @@ def evaluate(
         constrained=False if unconstrained else None,
     )
     held_out = recommender.config.leave_out
+    dataset = _data_of(recommender, run, data)
+    known = recommender.split(dataset)
     if session is not None and session > held_out:
         raise RequestError(
             f"--session {session} needs {session} held-out items a user, and {run} was trained "
             f"with leave_out={held_out}; train with {_session_settings(recommender, session)}, or "
             "ask for fewer"
         )
-    dataset = _data_of(recommender, run, data)
-    holdout = leave_out(dataset.histories, held_out).holdout(split)
-    if users is not None:
-        holdout = holdout.sample(users)
     if session is None:
-        ranker, shop = recommender.ranker(decoding), shop_of(dataset)
-        result = measure(ranker, holdout, len(recommender.items), ks=cutoffs, shop=shop)
+        result = recommender.evaluate(
+            dataset, split=split, ks=cutoffs, users=users, decoding=decoding
+        )
     else:
         assert beams is not None
+        holdout = known.holdout(split)
+        holdout = holdout if users is None else holdout.sample(users)
         planner = recommender.planner(decoding)
         result = evaluate_sessions(planner, holdout, session, ks=cutoffs, beams=beams)
     name, used = recommender.config.name, decoding_used(recommender, decoding, session)
@@ -126,7 +124,7 @@ def _data_of(recommender: Recommender, run: Path, given: str | None) -> Dataset:
     made = recommender.made
     where = given or made.get("data")
     if where is None:
-        raise RequestError(f"{run} does not say which data it was trained on; give --data")
+        return recommender.dataset()
     dataset = open_dataset(where, DataConfig(**made.get("data_config", {})))
     if dataset.fingerprint != made.get("fingerprint"):
         raise ArtefactError(

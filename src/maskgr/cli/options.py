@@ -58,8 +58,15 @@ RepeatsOption = Annotated[
 HistoryOption = Annotated[
     str, typer.Option("--history", help="The user's item IDs, oldest first, separated by commas.")
 ]
+UserOption = Annotated[
+    str | None, typer.Option("--user", help="The ID of a user of the training data.")
+]
 AllowOption = Annotated[str, typer.Option("--allow", help="Only these item IDs.")]
 DenyOption = Annotated[str, typer.Option("--deny", help="None of these item IDs.")]
+WhereOption = Annotated[
+    str | None,
+    typer.Option("--where", help="Only items that fulfil this, e.g. 'in_stock and price < 30'."),
+]
 SeenOption = Annotated[
     bool | None,
     typer.Option(

@@ -1,9 +1,9 @@
-"""`maskgr recommend`, `maskgr explain` and `maskgr add-items`: a trained run at work."""
+"""`maskgr recommend` and `maskgr explain`: a trained run at work."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,27 +32,38 @@ from maskgr.cli.options import (
     SessionOption,
     StepsOption,
     UnknownOption,
+    UserOption,
+    WhereOption,
     choose_decoding,
     listed,
     split_ids,
 )
-from maskgr.errors import DataError, RequestError
+from maskgr.errors import RequestError
+
+if TYPE_CHECKING:
+    from maskgr.recommender import Recommender
 
 
 def recommend(
     run: RunArgument,
     history: HistoryOption = "",
+    user: UserOption = None,
     top: Annotated[int, typer.Option(help="How many items, or sessions.")] = 10,
     session: SessionOption = None,
     source: Annotated[
         Path | None,
         typer.Option("--input", help='JSONL, a line per user: {"user_id": …, "history": […]}.'),
     ] = None,
+    all_users: Annotated[
+        bool, typer.Option("--all-users", help="For every user of the training data.")
+    ] = False,
     target: Annotated[
-        Path | None, typer.Option("--output", help="JSONL to write; resumed if interrupted.")
+        Path | None,
+        typer.Option("--output", help="Parquet or JSONL to write; resumed if interrupted."),
     ] = None,
     allow: AllowOption = "",
     deny: DenyOption = "",
+    where: WhereOption = None,
     exclude_seen: SeenOption = None,
     unknown: UnknownOption = "raise",
     retrieval: RetrievalOption = None,
@@ -64,14 +75,11 @@ def recommend(
     guidance: GuidanceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend next items, or sessions of them, for one history or a file of histories."""
+    """Recommend next items, or sessions of them: for a history, a user, a file of histories, or all
+    users."""
     from maskgr.recommender import Recommender
-    from maskgr.serving.batch import recommend_file
 
-    if (source is None) != (target is None) or (source and (history or allow or deny or as_json)):
-        raise RequestError(
-            "--input and --output go together, and without --history, --allow, --deny and --json"
-        )
+    _require_one_question(history, user, source, all_users, target, as_json)
     recommender = Recommender.load(run)
     decoding = choose_decoding(
         recommender,
@@ -84,31 +92,22 @@ def recommend(
         remask=remask,
         guidance=guidance,
     )
-    if source and target:
-        with interruptible("the same command goes on"):
-            done = recommend_file(
-                recommender,
-                source,
-                target,
-                top,
-                session=session,
-                exclude_seen=exclude_seen,
-                unknown=unknown,
-                decoding=decoding,
-            )
-        print(f"{done:,} users; saved to {target}")
-        return
-    how = {
+    how: dict[str, Any] = {
         "exclude_seen": exclude_seen,
         **listed(allow, deny),
+        "where": where,
         "unknown": unknown,
         "decoding": decoding,
     }
+    if target is not None:
+        _to_file(recommender, source, target, top, session, how)
+        return
+    asked = [recommender.history_of(user) if user is not None else split_ids(history)]
     if session is None:
-        rows = described(recommender, recommender.recommend([split_ids(history)], top, **how)[0])
+        rows = described(recommender, recommender.recommend(asked, top, **how)[0])
         show = show_recommendations
     else:
-        found = recommender.sessions([split_ids(history)], session, top, **how)[0]
+        found = recommender.sessions(asked, session, top, **how)[0]
         rows, show = described_sessions(recommender, found), show_sessions
     if as_json:
         print_json(rows)
@@ -116,12 +115,54 @@ def recommend(
         show(rows)
 
 
+def _require_one_question(
+    history: str,
+    user: str | None,
+    source: Path | None,
+    all_users: bool,
+    target: Path | None,
+    as_json: bool,
+) -> None:
+    asked = {
+        "--history": bool(history),
+        "--user": user is not None,
+        "--input": source is not None,
+        "--all-users": all_users,
+    }
+    given = [option for option, is_given in asked.items() if is_given]
+    if len(given) > 1:
+        raise RequestError(f"{given[0]} and {given[1]} ask for different users; give one of them")
+    to_file = source is not None or all_users
+    if to_file != (target is not None) or (to_file and as_json):
+        raise RequestError("--input or --all-users goes with --output, and without --json")
+
+
+def _to_file(
+    recommender: Recommender,
+    source: Path | None,
+    target: Path,
+    top: int,
+    session: int | None,
+    how: dict[str, Any],
+) -> None:
+    from maskgr.serving.batch import recommend_all, recommend_file
+
+    with interruptible("the same command goes on"):
+        if source is None:
+            done = recommend_all(recommender, target, top, session=session, **how)
+        else:
+            done = recommend_file(recommender, source, target, top, session=session, **how)
+    print(f"{done:,} users; saved to {target}")
+
+
 def explain(
     run: RunArgument,
     history: HistoryOption = "",
+    user: UserOption = None,
     top: Annotated[int, typer.Option(help="How many items.")] = 5,
     allow: AllowOption = "",
     deny: DenyOption = "",
+    where: WhereOption = None,
     exclude_seen: SeenOption = None,
     unknown: UnknownOption = "raise",
     retrieval: RetrievalOption = None,
@@ -137,6 +178,7 @@ def explain(
     from maskgr.explain import explain as trace
     from maskgr.recommender import Recommender
 
+    _require_one_question(history, user, None, False, None, as_json)
     recommender = Recommender.load(run)
     decoding = choose_decoding(
         recommender,
@@ -150,10 +192,11 @@ def explain(
     )
     found = trace(
         recommender,
-        split_ids(history),
+        recommender.history_of(user) if user is not None else split_ids(history),
         top,
         exclude_seen=exclude_seen,
         **listed(allow, deny),
+        where=where,
         unknown=unknown,
         decoding=decoding,
     )
@@ -161,36 +204,3 @@ def explain(
         print_json(found.to_dict())
     else:
         show_explanation(recommender, found)
-
-
-def add_items(
-    run: RunArgument,
-    items: Annotated[Path, typer.Argument(metavar="ITEMS", help="Parquet, CSV or JSONL.")],
-    embeddings: Annotated[
-        Path | None,
-        typer.Option(
-            help="Vectors of the new items (.npy, or Parquet with item_id), where the dataset "
-            "came with its own."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Another folder to save to; by default the run's own.")
-    ] = None,
-) -> None:
-    """Make new items recommendable without training, by their text."""
-    from maskgr.artefact import is_artefact
-    from maskgr.data.embeddings import align_embeddings
-    from maskgr.data.problems import Problems
-    from maskgr.data.tables import read_matrix, read_table
-    from maskgr.recommender import RECOMMENDER, Recommender
-
-    recommender, new, vectors = Recommender.load(run), read_table(items), None
-    if embeddings is not None:
-        if "item_id" not in new.columns:
-            raise DataError(f"{items} has no column item_id (it has: {', '.join(new.columns)})")
-        vectors = align_embeddings(read_matrix(embeddings), new["item_id"], Problems())
-    more = recommender.add_items(new, embeddings=vectors)
-    inside = run / RECOMMENDER
-    more.save(out or (inside if is_artefact(inside) else run))
-    added = len(more.items) - len(recommender.items)
-    print(f"{added:,} new items, {len(more.items):,} in all; saved to {out or run}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,11 +32,24 @@ def train(
     data: DataArgument,
     out: Annotated[Path, typer.Option(help="The run folder to write.")],
     model: ModelOption = None,
-    preset: Annotated[str, typer.Option(help="Settings to start from; see maskgr models.")] = "cpu",
+    preset: Annotated[
+        str | None, typer.Option(help="Settings to start from (cpu); see maskgr models.")
+    ] = None,
     settings: SettingsOption = None,
     minutes: MinutesOption = None,
     sids: Annotated[
         Path | None, typer.Option(help="Semantic IDs that maskgr sids made; else they are made.")
+    ] = None,
+    holdout: Annotated[
+        Literal["last", "none"],
+        typer.Option(help="Hold out the last items to validate and evaluate; or train on all."),
+    ] = "last",
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --holdout none: the evaluated run whose settings, numbers of steps and "
+            "weights are used."
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run.")
@@ -55,24 +69,37 @@ def train(
 ) -> None:
     """Train a model on a dataset and save it as a run folder.
 
+    A run that was evaluated can be trained once more on everything: --holdout none --like RUN.
     Under `torchrun --nproc-per-node N -m maskgr train …` it trains on N devices.
     """
+    from maskgr.run import how_to_go_on
+
+    with interruptible(lambda: how_to_go_on(out)):
+        config = _config(holdout, like, preset, settings, model, minutes, seed, device)
+        data_config = DataConfig(k_core, unknown_items, unused_items, repeats)
+        _train(data, out, config, data_config, sids, like, resume, processes)
+
+
+def _train(
+    data: str,
+    out: Path,
+    config: TrainConfig,
+    data_config: DataConfig,
+    sids: Path | None,
+    like: Path | None,
+    resume: bool,
+    processes: int | None,
+) -> None:
     from maskgr.data.open import open_dataset
-    from maskgr.models.base import train_config
     from maskgr.run import require_fresh, start_run
     from maskgr.training.distributed import companions
 
-    config = train_config(
-        preset, settings or (), model=model, minutes=minutes, seed=seed, device=device
-    )
-    count = _processes(processes, config)
+    count = count_processes(processes, config)
     if not resume:
         require_fresh(out)  # before the data are read and other processes are started
-    data_config = DataConfig(k_core, unknown_items, unused_items, repeats)
     dataset = open_dataset(data, data_config)
     show_notes(dataset)
-    command = [sys.executable, "-m", "maskgr", *sys.argv[1:]]
-    with interruptible("go on with --resume"), companions(count, command):
+    with companions(count, this_command()):
         recommender = start_run(
             out,
             dataset,
@@ -80,6 +107,7 @@ def train(
             data=str(Path(data).absolute()) if Path(data).exists() else data,
             data_config=data_config,
             sids=sids,
+            like=like,
             resume=resume,
             progress=sys.stderr.isatty(),
         )
@@ -88,9 +116,50 @@ def train(
             f"trained {config.name} on {len(dataset.users):,} users and {len(dataset.items):,} "
             f"items in {recommender.made['seconds']:.1f} s; saved to {out}"
         )
+        if like is not None:
+            print(f"nothing was held out, so it has no figures of its own; {like} has them")
 
 
-def _processes(asked: int | None, config: TrainConfig) -> int:
+def _config(
+    holdout: str,
+    like: Path | None,
+    preset: str | None,
+    settings: list[str] | None,
+    model: str | None,
+    minutes: float | None,
+    seed: int | None,
+    device: str | None,
+) -> TrainConfig:
+    from maskgr.models.base import train_config
+    from maskgr.recommender import Recommender, everything
+
+    if (holdout == "none") != (like is not None):
+        raise RequestError(
+            "--holdout none and --like RUN go together: validation in RUN has chosen how long to "
+            "train"
+        )
+    if like is None:
+        return train_config(
+            preset or "cpu", settings or (), model=model, minutes=minutes, seed=seed, device=device
+        )
+    given = {"--preset": preset, "--set": settings, "--model": model, "--minutes": minutes}
+    extra = [option for option, value in given.items() if value]
+    if extra:
+        raise RequestError(f"--like takes the settings of {like}; leave {extra[0]} out")
+    config = everything(Recommender.load(like))
+    return replace(
+        config,
+        seed=config.seed if seed is None else seed,
+        device=config.device if device is None else device,
+    )
+
+
+def this_command() -> list[str]:
+    """The command for another process of the same training."""
+    return [sys.executable, "-m", "maskgr", *sys.argv[1:]]
+
+
+def count_processes(asked: int | None, config: TrainConfig) -> int:
     from maskgr.models.base import model_class
     from maskgr.training.distributed import check_processes, processes_for
 

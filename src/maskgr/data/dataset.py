@@ -13,6 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from maskgr.artefact import is_artefact, read_manifest, write_folder
+from maskgr.cards import card
 from maskgr.data.config import DataConfig
 from maskgr.data.ingest import ingest
 from maskgr.data.problems import Problem, Problems
@@ -79,6 +80,32 @@ class Dataset:
             provenance={**provenance, "steps": steps},
             notes=tuple(problems.found),
         )
+
+    def __repr__(self) -> str:
+        events = len(self.histories.values)
+        return f"Dataset({len(self.users):,} users, {len(self.items):,} items, {events:,} events)"
+
+    def _repr_html_(self) -> str:
+        lengths = self.histories.lengths
+        facts: dict[str, Any] = {
+            "users": len(self.users),
+            "items": len(self.items),
+            "events": len(self.histories.values),
+            "items a user": f"{lengths.mean():.1f} on average, {lengths.max(initial=0)} at most"
+            if len(lengths)
+            else None,
+            "columns of items": self.items.columns,
+        }
+        if self.timestamps is not None and len(self.timestamps):
+            facts["from"], facts["to"] = (
+                str(when.astype("datetime64[s]"))
+                for when in (np.nanmin(self.timestamps), np.nanmax(self.timestamps))
+            )
+        if self.embeddings is not None:
+            facts["embeddings"] = f"{self.embeddings.shape[1]} numbers an item"
+        source = str(self.provenance.get("source", ""))
+        rows, notes = self.items.head(3).to_dicts(), [str(note) for note in self.notes]
+        return card("Dataset", source, facts, rows=rows, notes=notes)
 
     @property
     def item_ids(self) -> pl.Series:

@@ -7,7 +7,7 @@ evaluation, saving and the command follow from that.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import (
@@ -36,7 +36,7 @@ from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.nn.scoring import pairs
 from maskgr.settings import apply_settings
 from maskgr.sids.semantic_ids import SemanticIds
-from maskgr.training.fit import FitConfig, Trainable, fit
+from maskgr.training.fit import FitConfig, Fitted, Trainable, fit
 from maskgr.training.workspace import Workspace
 
 T = TypeVar("T")
@@ -66,7 +66,8 @@ class TrainConfig:
     fit: FitConfig
     """How long and how its network is trained."""
     leave_out: int = 1
-    """Items held out at each history's end, for the test and again for the validation."""
+    """Items held out at each history's end, for the test and again for the validation; 0 holds out
+    none, after a training that did (`train --holdout none --like RUN`)."""
     sparsify: float = 0.0
     """Share of each training sequence that is dropped (the paper's data-constrained study)."""
     history_limit: int = 20
@@ -106,6 +107,14 @@ def from_dict(kind: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """What validation chose in an earlier training, for one that has none."""
+
+    model: Model
+    fits: Mapping[str, Fitted]  # by the folder of each stage
+
+
+@dataclass(frozen=True)
 class Training:
     """Everything that a model learns from."""
 
@@ -114,6 +123,8 @@ class Training:
     config: TrainConfig
     work: Workspace
     sids: SemanticIds | None = None  # ready-made, for the models that use them
+    like: Chosen | None = None  # whose choices are used, where nothing is held out
+    fits: dict[str, Fitted] = field(default_factory=dict)  # how each stage ended, by its folder
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
@@ -130,15 +141,20 @@ class Training:
     ) -> dict[str, float]:
         """Trains a network as the configuration says, or as `fit_config` does; returns its
         validation with all users."""
-        return fit(
+        work = work or self.work
+        stage = work.run.relative_to(self.work.run).as_posix()
+        fitted = fit(
             network,
             self.split,
             fit_config or self.config.fit,
-            work or self.work,
+            work,
             history_limit=self.config.history_limit,
             seed=self.config.seed,
             label=label,
+            chosen=None if self.like is None else self.like.fits[stage],
         )
+        self.fits[stage] = fitted
+        return fitted.metrics
 
 
 @runtime_checkable
@@ -237,6 +253,19 @@ class HasSids(Protocol):
     def semantic_ids(self) -> SemanticIds: ...
 
 
+@runtime_checkable
+class Updates(Protocol):
+    """Goes on learning from more events, of old and new users."""
+
+    def grown(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> Model:
+        """The same model with new `items` behind its own, which it has yet to learn about."""
+        ...
+
+    def update(self, training: Training) -> Model:
+        """Trains on, from the weights it has; semantic IDs stay. `training` has all events."""
+        ...
+
+
 CAPABILITIES: dict[str, type[Any]] = {  # as `maskgr models` and errors name them
     "decode digits": Decodes,
     "plan sessions": PlansSessions,
@@ -244,6 +273,7 @@ CAPABILITIES: dict[str, type[Any]] = {  # as `maskgr models` and errors name the
     "add items": AddsItems,
     "give item vectors": HasItemVectors,
     "give semantic IDs": HasSids,
+    "be updated": Updates,
 }
 
 

@@ -104,26 +104,57 @@ class Neighbours:
 
     def rank(self, query: Query) -> Ranked:
         """Neighbours first, then the rest of the catalogue by popularity."""
-        users, n_items = len(query.histories), len(self.items)
+        users = len(query.histories)
         items = np.full((users, query.top), -1, dtype=np.int32)
         scores = np.full((users, query.top), -np.inf, dtype=np.float32)
-        popular = np.log1p(self.counts) / np.log1p(self.counts.sum() + 1)  # below any neighbour
+        # Mostly below any neighbour.
+        popular = 1e-3 * np.log1p(self.counts) / np.log1p(self.counts.sum() + 1)
+        order = np.argsort(-popular, kind="stable")
+        if query.allowed is not None:
+            order = order[query.allowed[order]]
         for start in range(0, users, CHUNK):
             rows = np.arange(start, min(start + CHUNK, users))
-            part = query.select(rows)
-            total = np.tile(popular * 1e-3, (len(rows), 1))  # (rows, items)
-            found, values = self.after(part.histories)
-            total[found.owners, found.values] += values
-            total -= np.log(np.exp(total).sum(1, keepdims=True))
-            if part.allowed is not None:
-                total[:, ~part.allowed] = -np.inf
-            if part.excluded is not None:
-                total[part.excluded.owners, part.excluded.values] = -np.inf
-            best = np.argsort(-total, axis=1, kind="stable")[:, : min(query.top, n_items)]
-            values = np.take_along_axis(total, best, axis=1).astype(np.float32)
-            items[rows, : best.shape[1]] = np.where(np.isfinite(values), best, -1)
-            scores[rows, : best.shape[1]] = values
+            found, values = self._best(query.select(rows), popular, order)
+            items[rows, : found.shape[1]] = found
+            scores[rows, : found.shape[1]] = values
         return Ranked(items, scores)
+
+    def _best(
+        self, query: Query, popular: npt.NDArray[np.float64], order: npt.NDArray[np.intp]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+        """(users, top or fewer) the best of all allowed items, -1 where no more are left, by
+        looking at the neighbours and at the most `popular` (items,) in this `order` alone."""
+        found, strengths = self.after(query.histories)
+        rows, others = found.owners, found.values
+        excluded = query.excluded
+        if excluded is None:
+            excluded = Sequences.of([[]] * len(query.histories))
+        # However many are excluded or neighbours, the answer lies within this many first items.
+        most = found.lengths.max(initial=0) + excluded.lengths.max(initial=0)
+        head = order[: query.top + int(most)]
+        place = np.full(len(popular), len(head))  # the last column takes the rest
+        place[head] = np.arange(len(head))
+        width = int(found.lengths.max(initial=0))
+        scores = np.full((len(found), len(head) + 1 + width), -np.inf)
+        numbers = np.full(scores.shape, -1, dtype=np.int32)
+        scores[:, : len(head)], numbers[:, : len(head)] = popular[head], head
+        scores[rows, place[others]] = -np.inf  # a neighbour stands among the neighbours
+        mine = popular[others] + strengths
+        total = np.exp(popular).sum() + np.bincount(
+            rows, np.exp(mine) - np.exp(popular[others]), minlength=len(found)
+        )
+        keys = excluded.owners * len(popular) + excluded.values
+        left = ~np.isin(rows * len(popular) + others, keys)
+        if query.allowed is not None:
+            left &= query.allowed[others]
+        column = len(head) + 1 + found.places
+        scores[rows, column], numbers[rows, column] = np.where(left, mine, -np.inf), others
+        scores[excluded.owners, place[excluded.values]] = -np.inf
+        scores[:, len(head)] = -np.inf
+        best = np.lexsort((numbers, -scores), axis=1)[:, : query.top]
+        values = np.take_along_axis(scores, best, axis=1) - np.log(total)[:, None]
+        chosen = np.where(np.isfinite(values), np.take_along_axis(numbers, best, axis=1), -1)
+        return chosen.astype(np.int32), values
 
     @classmethod
     def learn(cls, training: Training) -> Self:

@@ -27,7 +27,7 @@ from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training
 from maskgr.models.items import item_text
 from maskgr.models.retrieval import rank_items, validation_recall
-from maskgr.nn.item_vectors import DigitVectors, ItemSource, ItemVectors, Table
+from maskgr.nn.item_vectors import OWN_STD, DigitVectors, ItemSource, ItemVectors, Table
 from maskgr.nn.softmax import (
     Bonus,
     NegativeSampler,
@@ -284,23 +284,43 @@ class SASRec(Trainable):
             raise RequestError(
                 "a sasrec of item IDs alone knows nothing of new items; train one with items=text"
             )
+        return self.grown(items, embeddings)
+
+    def grown(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> SASRec:
+        """Where items have no text, new ones start as every item did: at random."""
+        if self.text is None:
+            return self.enlarged(len(items), None)
         text = self.text.with_items(items, embeddings, self.device.type)
-        model = self.grown(torch.from_numpy(text.embeddings))
+        model = self.enlarged(len(items), torch.from_numpy(text.embeddings))
         model.text = text
         return model
 
-    def grown(self, embeddings: Tensor, vectors: nn.Module | None = None) -> SASRec:
-        """The same network for a larger catalogue; `embeddings` (items, any) has new ones last.
+    def enlarged(
+        self, added: int, embeddings: Tensor | None, vectors: nn.Module | None = None
+    ) -> SASRec:
+        """The same network for `added` items more; `embeddings` (items, any) of all, new ones last.
         `vectors`: the larger catalogue's own, where they are not made of IDs and embeddings."""
-        added = len(embeddings) - len(self.counts)
         counts = np.concatenate([self.counts, np.zeros(added, dtype=self.counts.dtype)])
         state = self.state_dict()
         if vectors is None:
             own = state["items.own.weight"]
-            state["items.own.weight"] = torch.cat([own, own.new_zeros(added, own.shape[1])])
+            new = own.new_zeros(added, own.shape[1])
+            if embeddings is None:
+                nn.init.normal_(new, std=OWN_STD)
+            state["items.own.weight"] = torch.cat([own, new])
         model = SASRec(self.config, counts, embeddings, self.history_limit, vectors)
         model.to(self.device).load_state_dict(state)
         return model.eval()
+
+    def recount(self, counts: npt.NDArray[np.int64]) -> None:
+        """Takes the `counts` (items,) of other training events, from which negatives are drawn."""
+        self.counts = counts
+        self._sampler = NegativeSampler(torch.from_numpy(counts), self.config.negatives)
+
+    def update(self, training: Training) -> SASRec:
+        self.recount(training.counts)
+        training.fit(self)
+        return self.eval()
 
     def save(self, folder: Path) -> None:
         save_weights(self, folder / WEIGHTS)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from maskgr.artefact import read_manifest, write_folder
+from maskgr.cards import card
 from maskgr.data.dataset import Dataset
 from maskgr.data.tables import below, read_matrix, read_table
 from maskgr.devices import pick_device
@@ -111,6 +112,29 @@ class SemanticIds:
 
     def __deepcopy__(self, memo: object) -> SemanticIds:
         return self  # never changes; an averaged copy of a model would double the embeddings
+
+    def __repr__(self) -> str:
+        sizes = " x ".join(map(str, self.codebook_sizes))
+        return f"SemanticIds({len(self.items):,} items, {self.levels} digits: {sizes} codes)"
+
+    def _repr_html_(self) -> str:
+        different = len(np.unique(self.digits, axis=0))
+        facts = {
+            "items": len(self.items),
+            "digits": self.levels,
+            "codes of each digit": self.codebook_sizes,
+            "different IDs": different,
+            "items with equal digits": self.unique,
+            "quantiser": self.quantizer.name,
+            "made of": "text" if self.learned is None else "vectors learned from behaviour",
+        }
+        rows = [
+            {"digits": "-".join(map(str, digits)), **row}
+            for digits, row in zip(
+                self.digits[:5].tolist(), self.items.head(5).iter_rows(named=True), strict=True
+            )
+        ]
+        return card("Semantic IDs", "the digits that stand for each item", facts, rows=rows)
 
     @property
     def vectors(self) -> Floats:

@@ -91,6 +91,15 @@ class FitConfig:
             raise RequestError("fit.clip is 0, which leaves no gradient; it must be above 0")
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """How a training ended."""
+
+    steps: int  # after which the network was the best on validation, and was kept
+    total: int  # that the schedule was made for
+    metrics: dict[str, float]  # of the kept network with all validation users; none without any
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Sequences with everything that was drawn for them, alike in every process."""
@@ -127,11 +136,15 @@ def fit(
     history_limit: int,
     seed: int,
     label: str = "training",
-) -> dict[str, float]:
-    """Trains `network` in place, and leaves it with the weights that were best on validation.
+    chosen: Fitted | None = None,
+) -> Fitted:
+    """Trains `network` in place, and leaves it with the weights that were best on validation, or,
+    where the split has no validation users, with the last. In several processes each calls this.
 
-    Returns the validation of these weights with all users. In several processes each calls this.
+    chosen: an earlier training, whose number of steps and schedule this one has.
     """
+    if chosen is not None:
+        config = replace(config, steps=chosen.total, minutes=0.0, patience=0)
     budget = config.token_budget // network.tokens_per_item
     if budget < history_limit + 1:
         tokens = (history_limit + 1) * network.tokens_per_item
@@ -145,13 +158,17 @@ def fit(
         count = sum(p.numel() for p in network.parameters())
         print(f"{label}: {count:,} parameters on {work.world.device}", file=sys.stderr)
     with RunLog(work.run, work.world, label=label, progress=work.progress) as log:
-        trainer = Trainer(network.to(work.world.device), split, batches, config, work, log)
+        last = None if chosen is None else chosen.steps
+        trainer = Trainer(network.to(work.world.device), split, batches, config, work, log, last)
         if not (work.resume and trainer.resume()):
             log.rewind(0)  # rows of an earlier run that came to no checkpoint
         found = trainer.train()
     if writes:
-        words = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
-        print(f"{label}: the best network, all validation users: {words}", file=sys.stderr)
+        words = ", ".join(f"{name} {value:.4f}" for name, value in found.metrics.items())
+        words = f"the best network, all validation users: {words}"
+        if not found.metrics:
+            words = f"{found.steps:,} steps, without validation"
+        print(f"{label}: {words}", file=sys.stderr)
         _plot(work.run)
     return found
 
@@ -166,6 +183,7 @@ class Trainer:
     config: FitConfig
     work: Workspace
     log: RunLog
+    last: int | None = None  # the step to stop after, where it comes before the schedule's end
     state: State = field(default_factory=State)
 
     def __post_init__(self) -> None:
@@ -178,8 +196,8 @@ class Trainer:
         self.trained_on = _last_items(self.split.train).sample(math.ceil(users / 4), seed)
         self.saved_at = time.perf_counter()
 
-    def train(self) -> dict[str, float]:
-        """Runs to the end of the budget; returns the full validation of the best network."""
+    def train(self) -> Fitted:
+        """Runs to the end of the budget."""
         keep_freed_memory()
         start = time.perf_counter() - self.state.seconds
         if not self.state.total:
@@ -268,6 +286,8 @@ class Trainer:
 
     def _due(self, seconds: float) -> bool:
         state = self.state
+        if not self._validates:
+            return False
         if state.step == state.total:
             return True
         if self._reached() <= state.validated:
@@ -286,6 +306,10 @@ class Trainer:
         users += len(self.trained_on.users)
         return (time.perf_counter() - start) * users / len(few.users)
 
+    @property
+    def _validates(self) -> bool:
+        return len(self.sample.users) > 0
+
     def _validate(self) -> None:
         start = time.perf_counter()
         network = self._kept_network()
@@ -293,9 +317,8 @@ class Trainer:
         seen = self._measure(network, self.trained_on)
         score, best = found["recall@10"], self.state.best
         better = best is None or score > best
-        if better and self.world.writes:
-            with write_file(self.run / BEST) as draft:
-                save_weights(network, draft)
+        if better:
+            self._keep(network)
         self.state = replace(
             self.state,
             best=score if better else best,
@@ -306,6 +329,11 @@ class Trainer:
             validation_seconds=self.state.validation_seconds + time.perf_counter() - start,
         )
         self.log.validation(self.state, found | {f"training_{k}": v for k, v in seen.items()})
+
+    def _keep(self, network: Trainable) -> None:
+        if self.world.writes:
+            with write_file(self.run / BEST) as draft:
+                save_weights(network, draft)
 
     def _kept_network(self) -> Trainable:
         """The averaged weights, where there are some."""
@@ -330,16 +358,23 @@ class Trainer:
         state, config = self.state, self.config
         late = bool(config.minutes) and time.perf_counter() - start >= 60 * config.minutes
         impatient = 0 < config.patience <= state.waited
-        return bool(self.world.agree(state.step >= state.total or late or impatient))
+        last = state.total if self.last is None else min(self.last, state.total)
+        return bool(self.world.agree(state.step >= last or late or impatient))
 
-    def _finish(self) -> dict[str, float]:
-        if self.state.validated_step < self.state.step:  # the time was over before the last one
+    def _finish(self) -> Fitted:
+        state = self.state
+        if not self._validates:
+            self._keep(self._kept_network())
+        elif state.validated_step < state.step:  # the time was over before the last one
             self._validate()
         self._checkpoint(now=True)
         self.world.wait()
         load_weights(self.network, self.run / BEST)
         self.network.zero_grad()  # else they count in the gradient of what is built on this network
-        return self._measure(self.network, self.split.validation)
+        if not self._validates:
+            return Fitted(state.step, state.total, {})
+        metrics = self._measure(self.network, self.split.validation)
+        return Fitted(self.state.best_step, self.state.total, metrics)
 
     def _checkpoint(self, *, now: bool = False) -> None:
         due = time.perf_counter() - self.saved_at >= 60 * self.config.checkpoint_minutes

@@ -8,6 +8,8 @@ import io
 import sys
 import time
 from collections.abc import Iterator
+from html import escape
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -137,6 +139,9 @@ def _tensorboard(run: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _bar(shown: bool, label: str) -> Iterator[Any]:
+    if shown and _in_notebook():
+        yield _NotebookBar(label)
+        return
     if not (shown and sys.stderr.isatty()):
         yield lambda state, words: None
         return
@@ -162,4 +167,32 @@ def _bar(shown: bool, label: str) -> Iterator[Any]:
         task = bar.add_task("", total=None, loss="-", rate="-", best="-")
         yield lambda state, words: bar.update(
             task, completed=state.step, total=state.total, **words
+        )
+
+
+def _in_notebook() -> bool:
+    return "ipykernel" in sys.modules and "IPython" in sys.modules
+
+
+class _NotebookBar:
+    """One line of HTML below a cell, replaced in place; it needs no widgets."""
+
+    def __init__(self, label: str) -> None:
+        show = import_module("IPython.display")
+        self._html, self._label, self._drawn = show.HTML, label, 0.0
+        self._handle = show.display(show.HTML(""), display_id=True)
+
+    def __call__(self, state: State, words: dict[str, str]) -> None:
+        now = time.monotonic()
+        if now - self._drawn < 0.5 and state.step < state.total:
+            return
+        self._drawn = now
+        left = state.seconds / max(state.step, 1) * (state.total - state.step)
+        self._handle.update(
+            self._html(
+                f"<span style='font:14px system-ui,sans-serif'>{escape(self._label)} "
+                f"<progress value='{state.step}' max='{state.total}'></progress> "
+                f"{state.step:,}/{state.total:,} · loss {words['loss']} · best recall@10 "
+                f"{words['best']} · {left / 60:.1f} minutes left</span>"
+            )
         )

@@ -197,13 +197,13 @@ class MaskGR(Trainable):
         own: MaskGRConfig = config.model
         text = item_text(training, own.sids.encoder, optional=own.items in ("auto", "id"))
         first, second = shares(config.fit, own.denoiser_share)
-        history = train_history(training, text, first)
+        like = None if training.like is None else training.like.model
+        assert like is None or isinstance(like, MaskGR)
+        source = None if like is None else like.history.config.items
+        history = train_history(training, text, first, source)
         given = training.sids is not None
         sids = semantic_ids(training) if given else learned_ids(training, history, text)
-        neighbours = None
-        if own.neighbours:
-            n_items = len(training.data.items)
-            neighbours = Neighbours.count(training.split.train, n_items, own.neighbours)
+        neighbours = _neighbours(training)
         torch.manual_seed(config.seed)
         vectors = history.items().detach().cpu().numpy()
         tokens = fit_codes(vectors, sids.digits, sids.codebook_sizes)
@@ -211,7 +211,9 @@ class MaskGR(Trainable):
         model.start_from(torch.from_numpy(tokens))
         training.fit(model, second, label="denoiser")
         model.eval()
-        if work.world.writes:
+        if like is not None:
+            model.bias = like.bias
+        elif work.world.writes:
             model.bias = model.choose_bias(training.split.validation.sample(USERS, config.seed))
         return model
 
@@ -392,12 +394,35 @@ class MaskGR(Trainable):
         device = self.device.type
         sids = self.sids.encode_new(items, embeddings=embeddings, device=device)
         neighbours = None if self.neighbours is None else self.neighbours.with_items(items, None)
-        history = self.history.grown(
-            torch.from_numpy(sids.embeddings), _digit_vectors(self.own, sids)
+        history = self.history.enlarged(
+            len(items), torch.from_numpy(sids.embeddings), _digit_vectors(self.own, sids)
         )
         model = MaskGR(self.config, sids, history, neighbours, self.bias)
         model.denoiser.load_state_dict(self.denoiser.state_dict())
         return model.to(self.device).eval()
+
+    def grown(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> MaskGR:
+        return self.with_items(items, embeddings)
+
+    def update(self, training: Training) -> MaskGR:
+        """The history's encoder goes on, then the denoiser on top of it; where they are trained
+        together, both at once. Neighbours are counted anew, and biases chosen anew."""
+        own, fit = self.own, training.config.fit
+        second, history = fit, self.history
+        history.recount(training.counts)
+        if not self.history_learns:
+            first, second = shares(fit, own.denoiser_share)
+            history.requires_grad_(True)
+            training.fit(history, first, work=training.work.stage("history"), label="history")
+        model = MaskGR(training.config, self.sids, history, _neighbours(training))
+        model.denoiser.load_state_dict(self.denoiser.state_dict())
+        training.fit(model, second, label="denoiser")
+        model.eval()
+        if training.work.world.writes:
+            model.bias = model.choose_bias(
+                training.split.validation.sample(USERS, training.config.seed)
+            )
+        return model
 
     def save(self, folder: Path) -> None:
         save_weights(self, folder / WEIGHTS)
@@ -429,6 +454,13 @@ class MaskGR(Trainable):
         model = cls(config, sids, history, neighbours, bias)
         load_weights(model, folder / WEIGHTS)
         return model.to(pick_device(config.device)).eval()
+
+
+def _neighbours(training: Training) -> Neighbours | None:
+    most = training.config.model.neighbours
+    if not most:
+        return None
+    return Neighbours.count(training.split.train, len(training.data.items), most)
 
 
 def _extended(

@@ -24,29 +24,32 @@ from maskgr.training.fit import FitConfig
 QUERY_USERS = 4096  # users whose queries say which directions of item vectors matter
 
 
-def train_history(training: Training, text: ItemText, fit: FitConfig) -> SASRec:
-    """The history encoder, in evaluation mode. Where the settings leave it to the data what item
-    vectors are made of, each way has an equal share of the time, and validation chooses.
+def train_history(
+    training: Training, text: ItemText, fit: FitConfig, source: ItemSource | None = None
+) -> SASRec:
+    """The history encoder, in evaluation mode. Where neither the settings nor `source` say what
+    item vectors are made of, each way has an equal share of the time, and validation chooses.
 
     Which is better cannot be told early: where texts say much, `both` learns faster at first, then
     memorises and falls behind.
     """
     own: MaskGRConfig = training.config.model
-    sources = _sources(own, text)
+    sources = _sources(own, text) if source is None else [source]
     budget = shares(fit, 1 / len(sources))[1] if len(sources) > 1 else fit
     best, networks = {}, {}
-    for source in sources:
+    for way in sources:
         torch.manual_seed(training.config.seed)
-        networks[source] = SASRec(
-            sasrec_config(own, source),
+        networks[way] = SASRec(
+            sasrec_config(own, way),
             training.counts,
-            None if source == "id" else torch.from_numpy(text.embeddings),
+            None if way == "id" else torch.from_numpy(text.embeddings),
             training.config.history_limit,
         )
-        label = "history" if len(sources) == 1 else f"history, items by {source}"
-        work = training.work.stage(f"history-{source}")
-        best[source] = training.fit(networks[source], budget, work=work, label=label)["recall@10"]
-    chosen = max(sources, key=lambda source: best[source])
+        label = "history" if len(sources) == 1 else f"history, items by {way}"
+        work = training.work.stage(f"history-{way}")
+        found = training.fit(networks[way], budget, work=work, label=label)
+        best[way] = found.get("recall@10", 0.0)
+    chosen = max(sources, key=lambda way: best[way])
     if len(sources) > 1 and training.work.world.writes:
         print(f"history: items by {chosen} are better on validation", file=sys.stderr)
     return networks[chosen].eval()

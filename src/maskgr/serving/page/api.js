@@ -33,7 +33,8 @@ async function call(path, { headers = {}, ...rest }) {
   }
   const content = await answer.json().catch(() => null);
   if (answer.ok && content !== null) return content;
-  throw new Problem(answer.status, content?.detail ?? content?.title ?? `The service answered ${answer.status} without a sentence.`);
+  const silent = `The service answered ${answer.status} without a reason; try again.`;
+  throw new Problem(answer.status, content?.detail ?? content?.title ?? silent);
 }
 
 /** Runs one call at a time: a newer one ends the older, whose result is then never shown. */
@@ -57,5 +58,6 @@ export function curl(path, body) {
   const address = new URL(path, document.baseURI);
   const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
   const key = sessionStorage.getItem(KEY) ? "  -H 'Authorization: Bearer YOUR_KEY' \\\n" : "";
-  return `curl ${address.origin}${address.pathname} \\\n${key}  -H 'Content-Type: application/json' \\\n  -d '${quoted}'`;
+  const type = "  -H 'Content-Type: application/json' \\\n";
+  return `curl ${address.origin}${address.pathname} \\\n${key}${type}  -d '${quoted}'`;
 }

@@ -4,6 +4,7 @@ import { bar, el, percent, plural } from "./dom.js";
 import { digit, face, titleOf } from "./items.js";
 
 const MOVE = { duration: 500, easing: "cubic-bezier(.2, .7, .2, 1)" };
+const TURN = { ...MOVE, delay: 250, fill: "backwards" };
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** Replaces the cards of `grid` by those of a frame. */
@@ -21,11 +22,11 @@ function card(beam, rank, place, all, model) {
   const last = place === all.length - 1;
   const dropped = !last && beam.heir === undefined;
   const such = beam.items.length ? [] : (beam.examples ?? []).map(titleOf);
-  const head = place === 0 ? "Start" : `Beam ${rank + 1}`;
+  const likely = place ? `${percent(Math.exp(beam.score))} likely` : "";
   return el(
     "li",
     { class: `beam ${dropped ? "dropped" : ""} ${rank === 0 ? "best" : ""}` },
-    el("p", { class: "beam-head" }, el("span", {}, head), place ? el("span", { class: "muted", title: "How probable all its digits are together" }, percent(Math.exp(beam.score))) : ""),
+    el("p", { class: "beam-head" }, place ? `Beam ${rank + 1}` : "Start", el("span", { class: "muted" }, likely)),
     el("div", { class: "slots", role: "img", "aria-label": spoken(beam) }, slots),
     beam.items.length ? beam.items.map(face) : remaining(beam, model),
     such.length ? el("p", { class: "muted such" }, such.join("; ")) : "",
@@ -35,8 +36,8 @@ function card(beam, rank, place, all, model) {
 
 function slot(level, code, probability) {
   const isFresh = probability !== undefined;
-  const shown = digit(level, code, isFresh ? "fresh" : "");
-  return el("span", { class: "slot" }, shown, el("span", { class: "chance" }, isFresh ? percent(probability) : "\u00a0"));
+  const chance = el("span", { class: "chance" }, isFresh ? percent(probability) : "\u00a0");
+  return el("span", { class: "slot" }, digit(level, code, isFresh ? "fresh" : ""), chance);
 }
 
 function spoken(beam) {
@@ -45,7 +46,8 @@ function spoken(beam) {
 }
 
 function remaining(beam, model) {
-  return el("div", { class: "remaining" }, el("span", {}, `${plural(beam.remaining, "item")} left`), remainingBar(beam, model));
+  const words = el("span", {}, `${plural(beam.remaining, "item")} left`);
+  return el("div", { class: "remaining" }, words, remainingBar(beam, model));
 }
 
 /** How many items still fit, on a logarithmic bar from one item to all of them. */
@@ -57,10 +59,10 @@ function animate(grid, beams, before) {
   [...grid.children].forEach((card, rank) => {
     const from = before[beams[rank].parent];
     const to = card.getBoundingClientRect();
-    const start = from ? { transform: `translate(${from.left - to.left}px, ${from.top - to.top}px)`, opacity: 0.4 } : { opacity: 0 };
-    card.animate([start, { transform: "none", opacity: 1 }], MOVE);
+    const moved = from ? `translate(${from.left - to.left}px, ${from.top - to.top}px)` : "none";
+    card.animate([{ transform: moved, opacity: from ? 0.4 : 0 }, { transform: "none", opacity: 1 }], MOVE);
     for (const shown of card.querySelectorAll(".fresh")) {
-      shown.animate([{ transform: "rotateX(90deg)" }, { transform: "none" }], { ...MOVE, delay: 250, fill: "backwards" });
+      shown.animate([{ transform: "rotateX(90deg)" }, { transform: "none" }], TURN);
     }
   });
 }

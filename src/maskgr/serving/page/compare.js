@@ -10,9 +10,7 @@ const run = latest();
 
 /** Asks both sides and shows them; `history` has items. */
 export async function showComparison(service, history) {
-  const sides = [1, 2].map((side) => sideParts(side));
-  const shown = byId("compare").childElementCount;
-  if (!shown) byId("compare").replaceChildren(...sides.map((own) => own.box));
+  if (!byId("compare").childElementCount) byId("compare").append(box(1), box(2));
   for (const side of [1, 2]) showSettings(byId(`side-${side}-settings`), service, side, false);
   const ids = history.map((item) => item.item_id);
   const asked = [1, 2].map((side) => body(service, ids, side));
@@ -27,18 +25,16 @@ export async function showComparison(service, history) {
   byId("compare-status").textContent = summary(lists, right);
 }
 
-function sideParts(side) {
+function box(side) {
   const title = `side-${side}-title`;
-  return {
-    box: el(
-      "section",
-      { class: "side", "aria-labelledby": title },
-      el("h3", { id: title }, NAMES[side]),
-      el("div", { id: `side-${side}-settings`, class: "settings" }),
-      el("p", { id: `side-${side}-took`, class: "muted small" }),
-      el("ol", { id: `side-${side}-items`, class: "results" }),
-    ),
-  };
+  return el(
+    "section",
+    { class: "side", "aria-labelledby": title },
+    el("h3", { id: title }, NAMES[side]),
+    el("div", { id: `side-${side}-settings`, class: "settings" }),
+    el("p", { id: `side-${side}-took`, class: "muted small" }),
+    el("ol", { id: `side-${side}-items`, class: "results" }),
+  );
 }
 
 /** What differs: for each place of each list {kind, words}. Moves are marked on the right alone. */
@@ -49,22 +45,20 @@ export function marks(left, right) {
     if (!places.has(id)) return { kind: "only", words: "only right" };
     const by = places.get(id) - place;
     if (by === 0) return { kind: "same", words: "same place" };
-    return { kind: by > 0 ? "up" : "down", words: `${by > 0 ? "▲" : "▼"} ${Math.abs(by)}`, spoken: `${plural(Math.abs(by), "place")} ${by > 0 ? "higher" : "lower"} than left` };
+    const far = Math.abs(by);
+    if (by > 0) return { kind: "up", words: `▲ ${far}`, spoken: `${plural(far, "place")} higher than left` };
+    return { kind: "down", words: `▼ ${far}`, spoken: `${plural(far, "place")} lower than left` };
   };
   return [left.map((id) => (others.has(id) ? null : { kind: "only", words: "only left" })), right.map(move)];
 }
 
 function fill(side, answer, found) {
   byId(`side-${side}-took`).textContent = `${answer.model.name}, ${answer.took_ms.toFixed(1)} ms`;
-  byId(`side-${side}-items`).replaceChildren(
-    ...answer.items.map((item, place) =>
-      el(
-        "li",
-        { class: "result", "data-id": item.item_id },
-        el("div", { class: "result-row" }, el("span", { class: "rank", "aria-hidden": "true" }, String(place + 1)), face(item), badge(found[place])),
-      ),
-    ),
-  );
+  const rows = answer.items.map((item, place) => {
+    const rank = el("span", { class: "rank", "aria-hidden": "true" }, String(place + 1));
+    return el("li", { class: "result" }, el("div", { class: "result-row" }, rank, face(item), badge(found[place])));
+  });
+  byId(`side-${side}-items`).replaceChildren(...rows);
 }
 
 function badge(mark) {
@@ -76,6 +70,7 @@ function badge(mark) {
 function summary([left, right], found) {
   const both = found.filter((mark) => mark.kind !== "only").length;
   const same = found.filter((mark) => mark.kind === "same").length;
-  if (same === right.length && left.length === right.length) return `Both lists are the same: ${plural(same, "item")} in the same order.`;
-  return `${both} of ${plural(Math.max(left.length, right.length), "item")} are in both lists, ${same} of them at the same place.`;
+  const most = Math.max(left.length, right.length);
+  if (same === most) return `Both lists are the same: ${plural(same, "item")} in the same order.`;
+  return `${both} of ${plural(most, "item")} are in both lists, ${same} of them at the same place.`;
 }

@@ -1,7 +1,7 @@
 // The denoising, played: a line of steps, buttons to play and step, the beams, and a sentence.
 
 import { remainingBar, showBeams } from "./beams.js";
-import { byId, el, number } from "./dom.js";
+import { button, byId, el, number } from "./dom.js";
 import { state, update } from "./state.js";
 import { caption } from "./trace.js";
 
@@ -37,20 +37,24 @@ const last = () => film.all.length - 1;
 const place = () => Math.min(state.step ?? 0, last());
 
 function build() {
-  const button = (words, onclick, look = "") => el("button", { type: "button", class: look, onclick }, words);
   const back = button("‹ Back", () => go(place() - 1));
-  const play = button("▶ Play", () => (timer ? pause() : start()), "primary");
+  const play = button("▶ Play", () => (timer ? pause() : start()), { class: "primary" });
   const next = button("Next ›", () => go(place() + 1));
   return {
     back,
     play,
     next,
     player: el("div", { class: "player", role: "group", "aria-label": "Player" }, play, back, next),
-    line: el("ol", { class: "line", "aria-label": "Steps" }),
+    line: el("ol", { class: "line", "aria-label": "Timeline" }),
     caption: el("p", { class: "caption", role: "status" }),
     grid: el("ol", { class: "beams", "aria-label": "Beams, best first" }),
-    more: button("", () => ((everyBeam = !everyBeam), show()), "quiet"),
+    more: button("", showMore, { class: "quiet" }),
   };
+}
+
+function showMore() {
+  everyBeam = !everyBeam;
+  show();
 }
 
 function start() {

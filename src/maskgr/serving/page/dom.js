@@ -1,10 +1,10 @@
 // Elements without markup in strings: nothing that a catalogue holds is ever parsed as HTML.
 
-/** An element: `on…` are listeners, false and null are left out, true is an empty attribute. */
+/** An element: functions are listeners (`onclick`), false and null are left out, true is an empty attribute. */
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    if (typeof value === "function") made.addEventListener(name.slice(2), value);
     else if (value !== false && value != null) made.setAttribute(name, value === true ? "" : value);
   }
   made.append(...children.flat().filter((child) => child != null && child !== false));
@@ -16,10 +16,14 @@ export const byId = (id) => document.getElementById(id);
 /** Text that only screen readers meet. */
 export const unseen = (text) => el("span", { class: "unseen" }, text);
 
+export function button(words, onclick, attributes = {}) {
+  return el("button", { type: "button", onclick, ...attributes }, words);
+}
+
 /** A button with a sign that the eye reads, and a name that a screen reader speaks. */
 export function sign(symbol, name, onclick, attributes = {}) {
   const shown = el("span", { "aria-hidden": "true" }, symbol);
-  return el("button", { type: "button", class: "sign", "aria-label": name, title: name, onclick, ...attributes }, shown);
+  return button(shown, onclick, { class: "sign", "aria-label": name, title: name, ...attributes });
 }
 
 /** A horizontal bar from 0 to 1; the number stands beside it, so that it is hidden from readers. */

@@ -1,7 +1,7 @@
 // The history: found by searching or browsing, kept as chips that can be moved and removed.
 
 import { get, latest } from "./api.js";
-import { byId, debounced, el, plural, say, sign } from "./dom.js";
+import { button, byId, debounced, el, plural, say, sign } from "./dom.js";
 import { face, knownItem, ofModel, remember, semanticId, titleOf } from "./items.js";
 import { state, update } from "./state.js";
 
@@ -44,10 +44,9 @@ export function showChips() {
   if (shown === JSON.stringify(items)) return;
   shown = JSON.stringify(items);
   byId("chips").replaceChildren(...items.map((item, place) => chip(item, place, ids.length)));
-  byId("history-tools").replaceChildren(
-    el("span", { class: "muted grow" }, ids.length ? plural(ids.length, "item") : "No items: the model guesses a first one."),
-    ids.length ? el("button", { type: "button", class: "quiet", onclick: clear }, "Clear") : "",
-  );
+  const words = ids.length ? plural(ids.length, "item") : "No items: the model guesses a first one.";
+  const tools = ids.length ? [button("Clear", clear, { class: "quiet" })] : [];
+  byId("history-tools").replaceChildren(el("span", { class: "muted grow" }, words), ...tools);
 }
 
 function clear() {
@@ -81,15 +80,11 @@ function chip(item, place, count) {
 
 export function showExamples(users) {
   if (!users?.length) return;
-  const buttons = users.slice(0, EXAMPLES).map((user) =>
-    el(
-      "button",
-      { type: "button", class: "pill", onclick: () => update({ history: user.history.map(String), step: undefined }) },
-      String(user.user_id),
-    ),
-  );
+  const choose = (user) => () => update({ history: user.history.map(String), step: undefined });
+  const buttons = users.slice(0, EXAMPLES).map((user) => button(String(user.user_id), choose(user), { class: "pill" }));
+  const words = el("span", { class: "muted", id: "examples-title" }, "Try a user:");
   byId("examples").replaceChildren(
-    el("div", { class: "pills", role: "group", "aria-label": "Example users" }, el("span", { class: "muted" }, "Try a user:"), buttons),
+    el("div", { class: "pills", role: "group", "aria-labelledby": words.id }, words, buttons),
   );
 }
 
@@ -99,9 +94,10 @@ export function showSearch() {
   const field = el("input", { id: "search-text", type: "search", autocomplete: "off", placeholder: "Shampoo, tea, …" });
   const status = el("p", { class: "muted", role: "status" });
   const found = el("ul", { class: "found", "aria-label": "Items found" });
-  const more = el("button", { type: "button", class: "quiet", hidden: true }, "Show more");
+  const more = button("Show more", () => find(more.value), { class: "quiet", hidden: true });
   const find = async (cursor = null) => {
-    const answer = await run((signal) => get("v1/items", { ...ofModel(), q: field.value.trim(), cursor, limit: PAGE }, signal)).catch((error) => {
+    const asked = { ...ofModel(), q: field.value.trim(), cursor, limit: PAGE };
+    const answer = await run((signal) => get("v1/items", asked, signal)).catch((error) => {
       status.textContent = error.message;
     });
     if (!answer) return;
@@ -110,7 +106,7 @@ export function showSearch() {
     if (cursor) rows[0]?.querySelector("button").focus();
     status.textContent = rows.length || cursor ? "" : "No item has these words.";
     more.hidden = !answer.next;
-    more.onclick = () => find(answer.next);
+    more.value = answer.next;
   };
   field.addEventListener("input", debounced(() => find(), 150));
   byId("search").replaceChildren(
@@ -125,7 +121,7 @@ export function showSearch() {
 function foundItem(item) {
   const plus = el("span", { class: "plus", "aria-hidden": "true" }, "+");
   const name = `Add ${titleOf(item)} to the history`;
-  return el("li", {}, el("button", { type: "button", class: "add", "aria-label": name, onclick: () => add(item) }, face(item), plus));
+  return el("li", {}, button([face(item), plus], () => add(item), { class: "add", "aria-label": name }));
 }
 
 /** The arrow keys go from item to item. */

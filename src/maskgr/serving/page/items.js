@@ -68,7 +68,9 @@ function picture(item, title) {
   return image;
 }
 
-const initial = (title) => el("span", { class: "picture initial", "aria-hidden": "true" }, title.slice(0, 1).toUpperCase());
+function initial(title) {
+  return el("span", { class: "picture initial", "aria-hidden": "true" }, title.slice(0, 1).toUpperCase());
+}
 
 /** One digit; null is masked. Every level has its own colour. */
 export function digit(level, code, marks = "") {

@@ -14,7 +14,11 @@ import { frames } from "./trace.js";
 
 const EXAMPLES = 2; // items named in a beam
 const ASKED = ["history", "view", "top", "model", "order", "steps", "beams", "model2", "order2", "steps2", "beams2"];
-const VIEWS = { watch, compare: (history) => showComparison(service, history), tree: () => showTree(modelOf(service, 1)) };
+const VIEWS = {
+  watch,
+  compare: (history) => showComparison(service, history),
+  tree: () => showTree(modelOf(service, 1)),
+};
 const newest = latest();
 let service;
 
@@ -67,7 +71,10 @@ async function watch(history) {
     const started = performance.now();
     const answer = await post("v1/recommend", asked, signal);
     showResults(answer, asked, performance.now() - started);
-    if (!model.decodes) return showNoDenoising(`${model.name} ranks all items directly: it has no digits to unmask.`);
+    if (!model.decodes) {
+      showNoDenoising(`${model.name} ranks all items directly: it has no digits to unmask.`);
+      return;
+    }
     const explanation = await post("v1/explain", { ...asked, examples: EXAMPLES }, signal);
     const all = frames(explanation, model);
     if (all.length > 1) showDenoising(all, model, explanation.decoding.order);
@@ -81,7 +88,8 @@ function intro(model) {
   const digits = plural(model.levels, "digit");
   return (
     `Every item has a semantic ID of ${digits}; similar items share digits. ` +
-    "The next item starts with every digit masked. Step by step the model unmasks some of them, and keeps the most probable tries: the beams."
+    "The next item starts with every digit masked. " +
+    "Step by step the model unmasks some of them, and keeps the most probable tries: the beams."
   );
 }
 

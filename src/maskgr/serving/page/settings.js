@@ -40,32 +40,45 @@ export function body(service, history, side = 1) {
 
 const top = (model) => Math.min(state.top ?? 10, MOST_RESULTS, model.items);
 
-/** The controls of a side; `withTop`: also how many results. */
+/** The controls of a side; `withTop`: also how many results. They are made once for each model, and
+    then only get their values, so that nobody who types in one of them is disturbed. */
 export function showSettings(target, service, side, withTop) {
   const model = modelOf(service, side);
-  const how = decodingOf(service, side);
-  const name = (own) => (side === 2 ? `${own}2` : own);
-  const change = (own, value) => update({ [name(own)]: value, step: undefined });
+  if (target.dataset.model !== model.name) build(target, service, model, side, withTop);
+  target.dataset.model = model.name;
+  const values = { model: model.name, top: top(model), ...decodingOf(service, side) };
+  for (const [name, value] of Object.entries(values)) {
+    const control = byId(`${target.id}-${name}`);
+    if (control && control !== document.activeElement) control.value = value;
+  }
+}
+
+function build(target, service, model, side, withTop) {
+  const id = (name) => `${target.id}-${name}`;
+  const change = (name) => (value) => update({ [side === 2 ? `${name}2` : name]: value, step: undefined });
   const controls = [];
   if (service.models.length > 1) {
     const options = service.models.map((one) => [one.name, one.name]);
-    controls.push(choice("Model", name("model"), options, model.name, (value) => change("model", value)));
+    controls.push(choice("Model", id("model"), options, change("model")));
   }
-  if (how) {
+  if (model.decodes) {
     const steps = Array.from({ length: model.levels }, (_, i) => [i + 1, stepsLabel(i + 1, model.levels)]);
     controls.push(
-      choice("Unmask", name("order"), Object.entries(ORDERS), how.order, (value) => change("order", value)),
-      choice("Steps", name("steps"), steps, how.steps, (value) => change("steps", Number(value))),
-      count("Beams", name("beams"), how.beams, MOST_BEAMS, (value) => change("beams", value)),
+      choice("Unmask", id("order"), Object.entries(ORDERS), change("order")),
+      choice("Steps", id("steps"), steps, (value) => change("steps")(Number(value))),
+      count("Beams", id("beams"), MOST_BEAMS, change("beams")),
     );
   }
   if (withTop) {
     const most = Math.min(MOST_RESULTS, model.items);
-    controls.push(count("Results", "top", top(model), most, (value) => update({ top: value })));
+    controls.push(count("Results", id("top"), most, (value) => update({ top: value })));
   }
-  const focused = document.activeElement?.id;
+  const focused = document.activeElement.id;
   target.replaceChildren(...controls);
-  if (focused && target.contains(byId(focused))) byId(focused).focus();
+  if (focused === id("model")) {
+    byId(focused).value = model.name;
+    byId(focused).focus();
+  }
 }
 
 function stepsLabel(steps, levels) {
@@ -73,18 +86,20 @@ function stepsLabel(steps, levels) {
   return steps === levels ? `${steps}: one digit a step` : String(steps);
 }
 
-function choice(label, name, options, value, change) {
-  const select = el("select", { id: `set-${name}`, onchange: () => change(select.value) });
-  for (const [own, words] of options) select.append(el("option", { value: own, selected: String(own) === String(value) }, words));
-  return el("label", { class: "setting" }, el("span", {}, label), select);
+function choice(label, id, options, change) {
+  const select = el("select", { id, onchange: () => change(select.value) });
+  select.append(...options.map(([value, words]) => el("option", { value }, words)));
+  return labelled(label, select);
 }
 
-function count(label, name, value, most, change) {
-  const input = el("input", { id: `set-${name}`, type: "number", min: 1, max: most, value, inputmode: "numeric" });
+function count(label, id, most, change) {
+  const input = el("input", { id, type: "number", min: 1, max: most, inputmode: "numeric" });
   input.addEventListener("change", () => {
     const wanted = Math.min(most, Math.max(1, Math.round(Number(input.value) || 1)));
     input.value = wanted;
     change(wanted);
   });
-  return el("label", { class: "setting" }, el("span", {}, label), input);
+  return labelled(label, input);
 }
+
+const labelled = (label, control) => el("div", { class: "setting" }, el("label", { for: control.id }, label), control);

@@ -28,9 +28,11 @@ export function caption(all, place, model, order) {
   const levels = best.revealed.map((one) => one.level + 1);
   const codes = best.revealed.map((one) => `${one.code} (${percent(one.probability)})`);
   const digits = levels.length === 1 ? "digit" : "digits";
-  const said = `${step} ${reason(order, levels.length)} The best beam unmasks ${digits} ${listed(levels)} as ${listed(codes)}.`;
+  const unmasked = `The best beam unmasks ${digits} ${listed(levels)} as ${listed(codes)}.`;
+  const said = `${step} ${reason(order, levels.length)} ${unmasked}`;
   if (best.digits.includes(null)) {
-    return `${said} ${number(best.remaining)} of ${plural(model.items, "item")} still ${best.remaining === 1 ? "fits" : "fit"}.`;
+    const fit = best.remaining === 1 ? "fits" : "fit";
+    return `${said} ${number(best.remaining)} of ${plural(model.items, "item")} still ${fit}.`;
   }
   return best.items.length ? `${said} That is “${titleOf(best.items[0])}”.` : `${said} That is an item.`;
 }

@@ -1,7 +1,7 @@
 // The tree of semantic IDs: a level a digit, opened when it is clicked.
 
 import { get } from "./api.js";
-import { bar, byId, el, number, plural, sign } from "./dom.js";
+import { bar, button, byId, el, number, plural, sign } from "./dom.js";
 import { add } from "./history.js";
 import { digit, face, knownItem, ofModel, remember, semanticId, titleOf } from "./items.js";
 import { state } from "./state.js";
@@ -33,31 +33,36 @@ async function branch(prefix) {
   const children = answer.children.toSorted((a, b) => b.count - a.count);
   remember(children.flatMap((child) => child.examples));
   const largest = children[0].count;
-  const list = el("ul", { class: "branch", "aria-label": prefix.length ? `Below ${prefix.join(", ")}` : "First digits" });
+  const name = prefix.length ? `Below ${prefix.join(", ")}` : "First digits";
+  const list = el("ul", { class: "branch", "aria-label": name });
   const show = (from) => {
-    list.append(...children.slice(from, from + PAGE).map((child) => node([...prefix, child.code], child, largest)));
-    const left = children.length - from - PAGE;
-    if (left <= 0) return;
-    const more = el("li", {}, el("button", { type: "button", class: "quiet", onclick: () => (more.remove(), show(from + PAGE), focusNode(list, from + PAGE)) }, `Show ${number(Math.min(left, PAGE))} of ${number(left)} more`));
+    const end = from + PAGE;
+    list.append(...children.slice(from, end).map((child) => node([...prefix, child.code], child, largest)));
+    if (end >= children.length) return;
+    const goOn = () => {
+      more.remove();
+      show(end);
+      list.children[end].querySelector("button").focus();
+    };
+    const more = el("li", {}, button(`Show more of ${number(children.length)} codes`, goOn, { class: "quiet" }));
     list.append(more);
   };
   show(0);
   return list;
 }
 
-const focusNode = (list, place) => list.children[place].querySelector("button").focus();
-
 function node(prefix, child, largest) {
   if (child.count === 1) return single(child.examples[0]);
   const level = prefix.length - 1;
   const examples = child.examples.map(titleOf).join("; ");
+  const count = el("span", { class: "node-count" }, plural(child.count, "item"), bar(child.count / largest));
   const inside = el("div", { class: "inside", hidden: true });
   const open = el(
     "button",
     { type: "button", class: "node", "aria-expanded": "false" },
     el("span", { class: "turn", "aria-hidden": "true" }, "▸"),
     digit(level, child.code),
-    el("span", { class: "node-words" }, el("span", { class: "node-count" }, plural(child.count, "item"), bar(child.count / largest)), el("span", { class: "details" }, examples)),
+    el("span", { class: "node-words" }, count, el("span", { class: "details" }, examples)),
     el("span", { class: "badge same", hidden: true, "data-prefix": prefix.join(",") }),
   );
   open.addEventListener("click", async () => {
@@ -83,5 +88,6 @@ export function markHistory() {
 
 /** An item without others beside it. */
 function single(item) {
-  return el("li", { class: "leaf" }, semanticId(item.sid), face(item), sign("+", `Add ${titleOf(item)} to the history`, () => add(item)));
+  const plus = sign("+", `Add ${titleOf(item)} to the history`, () => add(item));
+  return el("li", { class: "leaf" }, semanticId(item.sid), face(item), plus);
 }
