@@ -62,7 +62,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _takes_body(route: BaseRoute) -> TypeGuard[APIRoute]:
-    return isinstance(route, APIRoute) and "POST" in route.methods
+    return isinstance(route, APIRoute) and "POST" in (route.methods or ())
 
 
 def _direct(documented: APIRoute) -> Route:
