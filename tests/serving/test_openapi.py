@@ -20,7 +20,7 @@ from maskgr.serving.problems import TITLES
 from maskgr.serving.served import Served
 from maskgr.serving.service import Service, ServiceConfig
 
-EXAMPLES = 12  # of each endpoint, valid and again invalid
+EXAMPLES = 10  # of each endpoint, valid and again invalid
 PLAIN = ("/livez", "/readyz", "/metrics")
 CHECKS = [
     not_a_server_error,

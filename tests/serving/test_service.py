@@ -79,6 +79,7 @@ def test_options_and_filters_have_their_effect(
     wrong = client.post("/v1/recommend", json={"where": "colour = 'red'"})
     assert wrong.status_code == 422
     assert "no column colour" in wrong.json()["detail"]
+    assert wrong.json()["errors"][0]["pointer"] == "#/where"
 
 
 def test_users_of_the_training_data_need_no_history(
@@ -90,6 +91,7 @@ def test_users_of_the_training_data_need_no_history(
     unknown = client.post("/v1/recommend", json={"user_id": "nobody"})
     assert unknown.status_code == 422
     assert "user 'nobody' has no history here" in unknown.json()["detail"]
+    assert unknown.json()["errors"][0]["pointer"] == "#/user_id"
     both = client.post("/v1/recommend", json={"user_id": user, "history": []})
     assert both.json()["errors"][0]["pointer"] == "#/user_id"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from maskgr.data.sequences import Sequences
 from maskgr.decoding.config import DecodingConfig
+from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query
 from maskgr.explain import Explanation, explain
 from maskgr.models.base import HasItemVectors
@@ -91,7 +93,8 @@ class Asked:
             allowed[:] = False
             allowed[self.allow] = True
         if self.body.where is not None:
-            allowed &= self.served.mask(self.body.where)
+            with pointed("#/where"):
+                allowed &= self.served.mask(self.body.where)
         left = allowed.copy()
         left[self.deny] = False
         if not left.any():
@@ -282,12 +285,22 @@ def finite(score: float) -> float | None:
     return round(score, 6) if math.isfinite(score) else None
 
 
+@contextmanager
+def pointed(pointer: str) -> Iterator[None]:
+    """Says which key of the request a mistake is about."""
+    try:
+        yield
+    except RequestError as error:
+        raise ProblemError.at(pointer, str(error)) from None
+
+
 def _history(served: Served, body: schemas.Ask) -> Sequence[Any]:
     if body.history is not None and body.user_id is not None:
         raise ProblemError.at("#/user_id", "history and user_id are both given; give one of them")
     if body.user_id is None:
         return body.history or []
-    return served.recommender.history_of(body.user_id)
+    with pointed("#/user_id"):
+        return served.recommender.history_of(body.user_id)
 
 
 def _numbers(
