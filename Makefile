@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
-.PHONY: env demo test lint format bench rooms clean
+.PHONY: env demo serve-demo test chromium lint format bench rooms clean
 
 env: $(VENV)/.ready
 
@@ -17,7 +18,16 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: env
 	$(BIN)/maskgr demo
 
-test: lint
+# A service on small models of the generated shop: http://127.0.0.1:8000
+serve-demo: env
+	$(BIN)/maskgr serve --demo
+
+# The tests of the page use Debian's browser; where there is none they are skipped.
+chromium:
+	@command -v chromium >/dev/null || $(AS_ROOT) apt-get install -qq -y chromium >/dev/null 2>&1 \
+		|| echo "no chromium and no apt-get to install it with: the tests of the page are skipped"
+
+test: lint chromium
 	$(BIN)/pytest -n 2 --dist loadfile  # a file stays whole: its fixtures are costly
 
 lint: env

@@ -20,6 +20,7 @@ from maskgr.cli import (
     items,
     models,
     recommend,
+    serve,
     sids,
     study,
     train,
@@ -50,6 +51,7 @@ app.command("add-items")(items.add_items)
 app.command()(update.update)
 app.command()(info.info)
 app.command()(export.export)
+app.command()(serve.serve)
 app.add_typer(study.app, name="study")
 
 
