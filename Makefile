@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
-.PHONY: env demo serve-demo test chromium lint format bench rooms clean
+.PHONY: env demo serve-demo test chromium lint format bench docs rooms clean
 
 env: $(VENV)/.ready
 
@@ -24,7 +24,8 @@ serve-demo: env
 
 # The tests of the page use Debian's browser; where there is none they are skipped.
 chromium:
-	@command -v chromium >/dev/null || $(AS_ROOT) apt-get install -qq -y chromium >/dev/null 2>&1 \
+	@command -v chromium >/dev/null \
+		|| { $(AS_ROOT) apt-get update -qq && $(AS_ROOT) apt-get install -qq -y chromium; } >/dev/null 2>&1 \
 		|| echo "no chromium and no apt-get to install it with: the tests of the page are skipped"
 
 test: lint chromium
@@ -43,9 +44,13 @@ format: env
 bench: env
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
 
+# The documentation as pages under site/
+docs: env
+	$(BIN)/mkdocs build --quiet
+
 rooms: env
 	$(BIN)/python docs/rooms.py
 
 clean:
-	rm -rf $(VENV) runs dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

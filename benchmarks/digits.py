@@ -61,12 +61,19 @@ class _TableRanker:
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("run", help="a maskgr with learned item vectors, that maskgr train wrote")
+    parser.add_argument(
+        "run", nargs="?", help="a maskgr with learned item vectors; else a tiny one is trained"
+    )
     parser.add_argument("--users", type=int, default=4000, help="validation users")
     parser.add_argument("--quick", action="store_true", help="2 and 4 digits, 100 users")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    rows = measure(Recommender.load(asked.run), asked.users, asked.quick)
+    if asked.run is None:
+        shop = open_dataset("synthetic")
+        recommender = Recommender.train(shop, preset="tiny", made={"data": "synthetic"})
+    else:
+        recommender = Recommender.load(asked.run)
+    rows = measure(recommender, asked.users, asked.quick)
     if asked.json:
         print(json.dumps(rows))
         return
