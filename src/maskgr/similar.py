@@ -29,9 +29,8 @@ def cosines(model: HasItemVectors, item: int, n_items: int) -> Floats:
 
 
 def _unit(vectors: Floats) -> Floats:
-    lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True).astype(np.float32)
-    unit: Floats = vectors / np.where(lengths > 0, lengths, 1)
-    return unit
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
 def shared_digits(sids: SemanticIds, item: int) -> Floats:
