@@ -46,7 +46,7 @@ def configs(
     def quickly(runner: Runner, job: Job) -> Path:
         asked_for.append(job.config)
         config = replace(job, minutes=None, settings=(*job.settings, *QUICK)).config
-        key = (config, runner.content)
+        key = (config, runner.dataset.content)
         if key not in TRAINED:
             TRAINED[key] = tmp_path_factory.mktemp("trained") / job.model
             Recommender.train(runner.dataset, config=config).save(TRAINED[key])
