@@ -80,7 +80,7 @@ def test_training_gets_every_setting_and_the_data_options(
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan")])
 def test_raises_when_there_is_no_time_to_train(minutes: float) -> None:
-    with pytest.raises(RequestError, match="leaves no time to train; give 0.01 or more"):
+    with pytest.raises(RequestError, match=r"leaves no time to train; give 0\.01 or more"):
         _ = Job("sasrec", minutes=minutes).config
 
 
