@@ -30,7 +30,8 @@ def cosines(model: HasItemVectors, item: int, n_items: int) -> Floats:
 
 def _unit(vectors: Floats) -> Floats:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    unit: Floats = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    return unit
 
 
 def shared_digits(sids: SemanticIds, item: int) -> Floats:
