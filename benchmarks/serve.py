@@ -273,6 +273,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.seconds, options.clients, options.duration = 0.5, 8, 1.0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is ended, too
     with TemporaryDirectory(prefix="maskgr-serve-") as folder:
         report = measure(options, Path(folder))
     print(json.dumps(report, indent=2) if options.json else table(report))

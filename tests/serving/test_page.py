@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from maskgr.serving.served import Served
 from tests.serving.conftest import running
@@ -263,6 +263,26 @@ def test_link_shows_the_same_page_and_back_returns(
         expect(page.locator(".caption")).to_contain_text("Step 2 of 2.")
 
 
+def test_late_answer_for_an_older_history_is_not_shown(
+    browser: Browser, address: str, history: list[str]
+) -> None:
+    held: list[Route] = []
+    with opened(browser, address) as (page, _):
+        page.goto(link(address, history[:1]))
+        add = page.locator(".result-tools button", has_text="Add").last
+        page.route(re.compile(r"/v1/items\?.*id="), lambda route: held.append(route))
+        with page.expect_request(re.compile(r"/v1/items\?.*id=")):
+            add.click()
+        page.get_by_role("button", name="Clear").click()
+        expected = names(ask(address, "recommend", history=[])["items"])
+        expect(page.locator("#results .title")).to_have_text(expected)
+        with page.expect_request_finished():
+            held[0].continue_()
+        page.wait_for_timeout(100)  # for what must not happen
+        assert titles(page, "#results") == expected
+        expect(page.locator(".chip")).to_have_count(0)
+
+
 def test_problem_is_shown_as_its_sentence_and_can_be_mended(
     browser: Browser, address: str, history: list[str]
 ) -> None:
@@ -412,6 +432,9 @@ def test_key_is_asked_for(browser: Browser, models: list[Served]) -> None:
         opened(browser, address, faults=True) as (page, _),
     ):
         page.goto(link(address, []))
-        page.get_by_label("API key").fill("open sesame")
-        page.get_by_role("button", name="Use this key").click()
+        for key in ("a wrong one", "open sesame"):
+            expect(page.locator("#key-problem")).to_contain_text("key")
+            page.get_by_label("API key").fill(key)
+            page.get_by_role("button", name="Use this key").click()
+            page.wait_for_event("load")
         expect(page.locator(".result")).to_have_count(10)

@@ -14,14 +14,12 @@ export async function showComparison(service, history) {
   for (const side of [1, 2]) showSettings(byId(`side-${side}-settings`), service, side, false);
   const ids = history.map((item) => item.item_id);
   const asked = [1, 2].map((side) => body(service, ids, side));
-  const answers = await run((signal) => Promise.allSettled(asked.map((one) => post("v1/recommend", one, signal))));
+  const answers = await run((signal) => Promise.all(asked.map((one) => post("v1/recommend", one, signal))));
   if (!answers) return;
-  const failed = answers.find((one) => one.status === "rejected");
-  if (failed) throw failed.reason;
-  const lists = answers.map((one) => one.value.items);
+  const lists = answers.map((answer) => answer.items);
   const [left, right] = marks(...lists.map((items) => items.map((item) => item.item_id)));
-  fill(1, answers[0].value, left);
-  fill(2, answers[1].value, right);
+  fill(1, lists[0], left);
+  fill(2, lists[1], right);
   byId("compare-status").textContent = summary(lists, right);
 }
 
@@ -32,13 +30,12 @@ function box(side) {
     { class: "side", "aria-labelledby": title },
     el("h3", { id: title }, NAMES[side]),
     el("div", { id: `side-${side}-settings`, class: "settings" }),
-    el("p", { id: `side-${side}-took`, class: "muted small" }),
     el("ol", { id: `side-${side}-items`, class: "results" }),
   );
 }
 
 /** What differs: for each place of each list {kind, words}. Moves are marked on the right alone. */
-export function marks(left, right) {
+function marks(left, right) {
   const places = new Map(left.map((id, place) => [id, place]));
   const others = new Set(right);
   const move = (id, place) => {
@@ -52,9 +49,8 @@ export function marks(left, right) {
   return [left.map((id) => (others.has(id) ? null : { kind: "only", words: "only left" })), right.map(move)];
 }
 
-function fill(side, answer, found) {
-  byId(`side-${side}-took`).textContent = `${answer.model.name}, ${answer.took_ms.toFixed(1)} ms`;
-  const rows = answer.items.map((item, place) => {
+function fill(side, items, found) {
+  const rows = items.map((item, place) => {
     const rank = el("span", { class: "rank", "aria-hidden": "true" }, String(place + 1));
     return el("li", { class: "result" }, el("div", { class: "result-row" }, rank, face(item), badge(found[place])));
   });

@@ -38,13 +38,15 @@ async function refresh() {
   useModel(model.name);
   byId("model").textContent = describe(model);
   showView();
+  const ids = state.history;
   try {
-    const history = await lookUp(state.history).finally(showChips);
+    const history = await lookUp(ids).finally(showChips);
+    if (ids !== state.history) return; // a newer one is asked for already
     markHistory();
     await VIEWS[state.view](history);
     byId("problem").hidden = true;
   } catch (error) {
-    showProblem(error);
+    if (ids === state.history) showProblem(error);
   }
 }
 
@@ -94,14 +96,15 @@ function intro(model) {
 }
 
 function showProblem(error) {
-  if (error.status === 401) return askForKey();
+  if (error.status === 401) return askForKey(error.message);
   if (error.status === undefined) throw error; // a defect of this page
   byId("problem").textContent = error.message;
   byId("problem").hidden = false;
 }
 
-function askForKey() {
+function askForKey(sentence) {
   const dialog = byId("key");
+  byId("key-problem").textContent = sentence;
   dialog.onclose = () => {
     useKey(byId("key-value").value);
     location.reload();
