@@ -141,7 +141,7 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
     for own, theirs in zip(found, expected, strict=True):
         assert [item for item, _ in own] == [item for item, _ in theirs]
         np.testing.assert_allclose(
-            [score for _, score in own], [score for _, score in theirs], atol=1e-5, rtol=0
+            [score for _, score in own], [score for _, score in theirs], atol=1e-5, rtol=1e-5
         )
 
 
