@@ -5,7 +5,7 @@
 The model of preset `cpu` with random weights, over a random catalogue, or the trained RUN. One
 request and many users at once, in 1, in 2 and in as many steps as there are digits; both sides get
 the same item IDs, take turns, and have one thread each. The largest difference of two scores at the
-same rank is printed: it should stay below 1e-5.
+same rank is printed: it should stay near 1e-5.
 """
 
 from __future__ import annotations

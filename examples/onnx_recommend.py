@@ -137,9 +137,12 @@ def choose(codes, probs, revealed, count, order):
     """(levels,) the masked digits that a beam of items with such codes (items, levels) reveals."""
     masked = np.flatnonzero(~revealed)
     if order == "greedy":  # those whose most likely code is the furthest ahead of the second
-        sums = [np.bincount(codes[:, level], probs, minlength=2) for level in masked]
-        gaps = [np.diff(np.partition(own, -2)[-2:])[0] for own in sums]
-        masked = masked[np.argsort(-np.array(gaps), kind="stable")]
+        probs = probs.astype(np.float32)  # as maskgr has them: what is all but certain is equal
+        sums = np.zeros((len(masked), codes.max() + 2), dtype=np.float32)
+        for own, level in zip(sums, masked, strict=True):
+            np.add.at(own, codes[:, level], probs)
+        second, first = np.partition(sums / np.cumsum(probs)[-1], -2)[:, -2:].T
+        masked = masked[np.argsort(second - first, kind="stable")]
     return np.isin(np.arange(len(revealed)), masked[:count])
 
 
