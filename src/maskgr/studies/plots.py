@@ -129,7 +129,12 @@ def _draw_curves(axes: Axes, panel: Curves, styles: Mapping[str, dict[str, Any]]
         axes.plot([x for x, _ in known], [y for _, y in known], label=name, **style)
     axes.set(xlabel=panel.x, ylabel=panel.y)
     if panel.log:
+        from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     if panel.ticks:
         axes.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
         axes.minorticks_off()
