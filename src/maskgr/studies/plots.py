@@ -48,7 +48,7 @@ def interval_plot(
     published: the series of published figures, which are crosses without an interval.
     """
     count = max(len(series) for series in panels.values())
-    figure = new_figure(1.5 + 2.6 * len(panels), 1.6 + 0.2 * (1 + count) * len(names))
+    figure = new_figure(max(8.0, 1.5 + 2.6 * len(panels)), 1.6 + 0.2 * (1 + count) * len(names))
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     gap = 0.6 / count  # between the series of a row
     for axes, (metric, series) in zip(grid.flat, panels.items(), strict=True):
@@ -94,7 +94,7 @@ class Curves:
 
 def line_plot(file: Path, title: str, panels: Sequence[Curves]) -> None:
     """Panels beside each other, one legend for all; crosses are published figures."""
-    figure = new_figure(0.6 + 4.2 * len(panels), 4.4)
+    figure = new_figure(max(8.0, 0.6 + 4.2 * len(panels)), 4.4)  # the title has to fit
     grid = figure.subplots(1, len(panels), squeeze=False)
     styles: dict[str, dict[str, Any]] = {}
     for name in (name for panel in panels for name in panel.series):
@@ -129,7 +129,12 @@ def _draw_curves(axes: Axes, panel: Curves, styles: Mapping[str, dict[str, Any]]
         axes.plot([x for x, _ in known], [y for _, y in known], label=name, **style)
     axes.set(xlabel=panel.x, ylabel=panel.y)
     if panel.log:
+        from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     if panel.ticks:
         axes.set_xticks(panel.ticks, [f"{tick:g}" for tick in panel.ticks])
         axes.minorticks_off()

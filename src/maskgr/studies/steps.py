@@ -14,6 +14,7 @@ from maskgr.studies.results import Cell, Claim, Part
 from maskgr.studies.study import FORMS, Study, Variant, Way
 
 METRICS = ("ndcg@5", "recall@10")
+PUBLISHED = {"MaskGR": 5, "TIGER": 4, "LIGER": 4}  # steps
 FREE = "free"  # of the catalogue's constraint
 AXES = {
     "NFE": "evaluations of the network",
@@ -67,19 +68,18 @@ def draw(file: Path, drawn: Drawn) -> None:
                 mean, x = own.mean(part.protocol, metric), own.facts[fact]
                 if own.key != FREE and mean is not None and x is not None:
                     series.setdefault(model, []).append((x, mean))
-        crosses: dict[str, list[tuple[float, float]]] = {}
-        if fact == "NFE":
-            for name, model, steps in (
-                ("MaskGR", "maskgr", 5),
-                ("TIGER", "tiger", 4),
-                ("LIGER", "liger", 4),
-            ):
-                value = paper.overall(drawn.paper_data, model)[metric]
-                crosses.setdefault(f"paper: {name} with all steps", []).append(
-                    (float(steps), value)
-                )
         y = f"{metric}, percent, protocol {part.protocol}"
-        panels.append(Curves(label, y, series, crosses, log=fact != "NFE"))
+        if fact != "NFE":
+            panels.append(Curves(label, y, series, {}, log=True))
+            continue
+        crosses = {
+            f"paper: {name} with all steps": [
+                (float(count), paper.overall(drawn.paper_data, name.lower())[metric])
+            ]
+            for name, count in PUBLISHED.items()
+        }
+        most = max([x for own in series.values() for x, _ in own] + [*PUBLISHED.values()])
+        panels.append(Curves(label, y, series, crosses, ticks=range(1, int(most) + 1)))
     line_plot(file, drawn.title, panels)
 
 
