@@ -12,6 +12,8 @@ import pytest
 
 # Tensors are tiny here: one thread is faster than several, also in processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Some virtual machines announce bfloat16 units (AMX) that they do not have; oneDNN would use them.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 

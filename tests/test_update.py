@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import polars as pl
 import pytest
 
 from maskgr import Dataset, Recommender
+from maskgr.data.config import DataConfig
 from maskgr.errors import DataError, MaskGRError, RequestError
 from maskgr.models.base import HasSids
 from maskgr.update import prepare, update_split
@@ -64,6 +67,29 @@ def test_new_events_come_behind_the_old_ones() -> None:
         expected = [*before[user].tolist(), *([1, 2] if user == 3 else [])]
         assert users.histories[user].tolist() == expected
     assert users.histories[24].tolist() == [5, 6, 7]
+
+
+def test_weights_and_columns_of_the_first_events_hold_for_new_ones() -> None:
+    log = shop().interactions().rename({"user_id": "customer"})
+    kinds = pl.Series("event_type", ["buy", "view"]).gather(np.arange(len(log)) % 2)
+    config = DataConfig(
+        columns={"user_id": "customer"}, events={"buy": 1.0, "view": 0.5}, targets=("buy",)
+    )
+    data = Dataset.from_frames(log.with_columns(kinds), shop().items, config=config)
+    made = {"data_config": json.loads(json.dumps(asdict(config)))}
+    rec = Recommender.train(data, config=short_config("sasrec", *QUICK), made=made)
+    new = EVENTS.rename({"user_id": "customer"})
+    new = new.with_columns(event_type=pl.lit("buy"))
+    update = prepare(rec, new)
+    assert update.data.histories.weights is not None
+    old = data.histories.weights
+    assert old is not None
+    assert set(old.tolist()) == {0.0, 1.0}
+    assert update.data.histories.weights.sum() == old.sum() + len(new)
+    for leave_out in (0, 1):
+        split = update_split(update.data, update.changed, replace(rec.config, leave_out=leave_out))
+        assert set(split.validation.users.tolist()) <= {3, 24}
+        assert len(split.validation.users)
 
 
 @pytest.mark.parametrize("name", ["maskgr", "digits", "sasrec", "sasrec-text"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import polars as pl
 import pytest
 
 from maskgr import Recommender
+from maskgr.artefact import sha256
 from maskgr.data.sequences import Sequences
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.users import Users
@@ -72,3 +74,11 @@ def test_raises_when_the_file_was_replaced_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "run" / "users.parquet").write_bytes(b"other")
     with pytest.raises(ArtefactError, match=r"users\.parquet has changed since .*; load it again"):
         rec.history_of("u0")
+
+
+def test_weights_of_events_are_saved_with_the_histories(tmp_path: Path) -> None:
+    weights = np.array([1, 0, 0.5], dtype=np.float32)
+    histories = replace(Sequences.of([[2, 0], [], [1]]), weights=weights)
+    Users.of(pl.Series("user_id", ["a", "b", "c"]), histories).save(tmp_path)
+    file = tmp_path / "users.parquet"
+    assert Users.load(file, sha256(file)).histories == histories

@@ -473,6 +473,7 @@ class Recommender:
             users=self.users.ids,
             items=self.items.head(self.made.get("counts", {}).get("items", len(self.items))),
             histories=self.users.histories,
+            text=tuple(self.made.get("provenance", {}).get("text", ())),
             provenance=self.made.get("provenance", {}),
         )
 

@@ -28,7 +28,7 @@ from maskgr.data.config import DataConfig
 from maskgr.data.dataset import Dataset
 from maskgr.data.ingest import codes
 from maskgr.data.sequences import Sequences
-from maskgr.data.splits import Holdout, Split
+from maskgr.data.splits import Split, last_targets
 from maskgr.data.tables import from_frame
 from maskgr.errors import DataError, RequestError
 from maskgr.models.base import TrainConfig, Training, Updates, require
@@ -91,11 +91,14 @@ def prepare(
         grown = copy.deepcopy(grown)  # the recommender stays what it is
     log = _read(recommender, events, catalogue)
     users, changed = _joined(recommender.users, log)
+    before = dict(recommender.made.get("provenance", {}))
+    text = before.get("text", [])
     data = Dataset(
         users=users.ids,
         items=catalogue,
         histories=users.histories,
-        provenance={"source": "update", "of": dict(recommender.made.get("provenance", {}))},
+        text=tuple(text),
+        provenance={"source": "update", "of": before, "text": text},
     )
     return Update(replace(recommender, model=grown, items=catalogue, users=users), data, changed)
 
@@ -103,11 +106,31 @@ def prepare(
 def _read(recommender: Recommender, events: Any, catalogue: pl.DataFrame) -> Dataset:
     """The new events, read as the first ones were; no filter may leave out an old item."""
     before = DataConfig(**recommender.made.get("data_config", {}))
-    config = replace(before, k_core=0, unknown_items="error", unused_items="keep")
     frame = from_frame(events, "the new events").frame
     if not len(frame):
         raise DataError("the new events have no rows; nothing is to be learned from them")
+    config = replace(
+        _types_present(before, frame), k_core=0, unknown_items="error", unused_items="keep"
+    )
     return Dataset.from_frames(frame, catalogue, config=config)
+
+
+def _types_present(config: DataConfig, frame: pl.DataFrame) -> DataConfig:
+    """The same without the event types that a short log happens not to have."""
+    column = (config.columns or {}).get("event_type", "event_type")
+    if column not in frame.columns or (config.events is None and config.targets is None):
+        return config
+    found = set(frame[column].cast(pl.String, strict=False).unique())
+    events = (
+        None if config.events is None else {k: v for k, v in config.events.items() if k in found}
+    )
+    targets = None if config.targets is None else tuple(t for t in config.targets if t in found)
+    if targets == () or (events is not None and not any(events.values())):
+        wanted = ", ".join(config.targets or config.events or ())
+        raise DataError(
+            f"the new events have none of the types {wanted}; nothing is to be learned from them"
+        )
+    return replace(config, events=events, targets=targets)
 
 
 def _joined(users: Users, log: Dataset) -> tuple[Users, npt.NDArray[np.int64]]:
@@ -127,26 +150,34 @@ def _joined(users: Users, log: Dataset) -> tuple[Users, npt.NDArray[np.int64]]:
     order = np.argsort(owners, kind="stable")  # new events behind the old of the same user
     lengths = np.bincount(owners, minlength=len(old) + len(new))
     histories = Sequences.from_lengths(values[order], lengths)
+    if old.weights is not None or log.histories.weights is not None:
+        weights = np.concatenate([_weights(old), _weights(log.histories)])
+        histories = replace(histories, weights=weights[order])
     return Users.of(pl.concat([users.ids, ids.gather(new)]), histories), np.sort(rows)
+
+
+def _weights(histories: Sequences) -> npt.NDArray[np.float32]:
+    ones = np.ones(len(histories.values), dtype=np.float32)
+    return ones if histories.weights is None else histories.weights
 
 
 def update_split(data: Dataset, changed: npt.NDArray[np.int64], config: TrainConfig) -> Split:
     """What is held out anyway, but validated on the users with new events alone. Where nothing is
-    held out, the last item of each of these is, for the validation alone."""
+    held out, the last target of each of these is, for the validation alone."""
     if config.leave_out:
         split = held_out(data, config)
         asked = np.flatnonzero(np.isin(split.validation.users, changed))
         validation = split.validation.select(asked) if len(asked) else split.validation
         return replace(split, validation=validation)
     histories = data.histories
-    users = changed[histories.lengths[changed] > 1]
-    chosen = histories.select(users)
-    is_last = np.zeros(len(histories.values), dtype=bool)
-    is_last[histories.offsets[1:][users] - 1] = True
-    targets = chosen.values[chosen.offsets[1:] - 1][:, None]
-    validation = Holdout(users, chosen.without_last(), targets)
-    nobody = validation.select(np.zeros(0, dtype=np.int64))
-    return Split(histories.keep(~is_last), validation, nobody)
+    cases = last_targets(histories.select(changed))
+    asked = cases.histories.lengths > 0
+    cases = cases.select(np.flatnonzero(asked))
+    validation = replace(cases, users=changed[cases.users])
+    kept = histories.lengths.copy()
+    kept[validation.users] = cases.histories.lengths
+    train = histories.keep(histories.places < np.repeat(kept, histories.lengths))
+    return Split(train, validation, validation.select(np.zeros(0, dtype=np.int64)))
 
 
 def train(

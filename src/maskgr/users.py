@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -88,17 +89,21 @@ class Users:
         return known
 
     def save(self, folder: Path) -> None:
-        """Writes user_id and the history as row numbers of items.parquet."""
+        """Writes user_id, the history as row numbers of items.parquet, and its events' weights if
+        they have some."""
         histories = self.histories
-        items = pl.Series("item", histories.values)
-        rows = pl.DataFrame({"row": histories.owners, "item": items})
-        lists = rows.group_by("row", maintain_order=True).agg("item")
+        events = {"history": histories.values}
+        if histories.weights is not None:
+            events["weights"] = histories.weights
+        lists = (
+            pl.DataFrame({"row": histories.owners, **events})
+            .group_by("row", maintain_order=True)
+            .agg(list(events))
+        )
         table = pl.DataFrame({"row": np.arange(len(histories)), "user_id": self.ids})
         table = table.join(lists, on="row", how="left", maintain_order="left")
-        empty = pl.lit([], dtype=pl.List(pl.Int32))
-        table.select("user_id", history=pl.col("item").fill_null(empty)).write_parquet(
-            folder / FILE
-        )
+        filled = [pl.col(name).fill_null(pl.lit([], dtype=lists[name].dtype)) for name in events]
+        table.select("user_id", *filled).write_parquet(folder / FILE)
 
 
 def _read(file: Path, checksum: str) -> tuple[pl.Series, Sequences]:
@@ -108,7 +113,11 @@ def _read(file: Path, checksum: str) -> tuple[pl.Series, Sequences]:
     try:
         lists = table["history"]
         values = lists.explode(empty_as_null=False).to_numpy().astype(np.int32)
-        return table["user_id"], Sequences.from_lengths(values, lists.list.len().to_numpy())
+        histories = Sequences.from_lengths(values, lists.list.len().to_numpy())
+        if "weights" in table.columns:
+            weights = table["weights"].explode(empty_as_null=False).to_numpy().astype(np.float32)
+            histories = replace(histories, weights=weights)
+        return table["user_id"], histories
     except (pl.exceptions.PolarsError, AttributeError) as error:
         raise ArtefactError(f"{file} is damaged ({error}); train again") from error
 

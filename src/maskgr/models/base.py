@@ -84,7 +84,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         require_numbers(
             self,
-            leave_out=(1, 1000),
+            leave_out=(0, 1000),
             sparsify=(0, 0.99),
             history_limit=(1, 100_000),
             seed=(0, MAX_SEED),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from maskgr.data.sequences import Sequences
 from maskgr.evaluation.ranking import Ranker
 from maskgr.models.neighbours import Neighbours, NeighboursConfig
@@ -13,6 +11,6 @@ from maskgr.models.popularity import Popularity
 def floors(train: Sequences, n_items: int) -> dict[str, Ranker]:
     """Popularity and neighbours, learned from the training histories."""
     return {
-        "popularity": Popularity(np.bincount(train.values, minlength=n_items)),
+        "popularity": Popularity(train.counts(n_items)),
         "neighbours": Neighbours.count(train, n_items, NeighboursConfig.most),
     }
