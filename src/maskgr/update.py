@@ -171,8 +171,7 @@ def update_split(data: Dataset, changed: npt.NDArray[np.int64], config: TrainCon
         return replace(split, validation=validation)
     histories = data.histories
     cases = last_targets(histories.select(changed))
-    asked = cases.histories.lengths > 0
-    cases = cases.select(np.flatnonzero(asked))
+    cases = cases.select(np.flatnonzero(cases.histories.lengths))
     validation = replace(cases, users=changed[cases.users])
     kept = histories.lengths.copy()
     kept[validation.users] = cases.histories.lengths

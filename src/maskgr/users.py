@@ -92,7 +92,7 @@ class Users:
         """Writes user_id, the history as row numbers of items.parquet, and its events' weights if
         they have some."""
         histories = self.histories
-        events = {"history": histories.values}
+        events: dict[str, npt.NDArray[Any]] = {"history": histories.values}
         if histories.weights is not None:
             events["weights"] = histories.weights
         lists = (
