@@ -24,7 +24,7 @@ def ways(model: str, levels: int) -> Sequence[Way]:
     items_only = Way(("items only",), key="all")
     if model == "maskgr":
         return (items_only,)
-    return (items_only, Way(("none",), {"decoding": {"constrained": False}}, "free"))
+    return (items_only, Way(("any digits",), {"decoding": {"constrained": False}}, "free"))
 
 
 def published(data: str, cell: Cell) -> Mapping[str, float]:
@@ -53,14 +53,15 @@ STUDY = Study(
         for digits in PAPER
     ],
     metrics=paper.METRICS,
-    labels=("constraint",),
+    labels=("search",),
     facts=("invalid beams %", "users/s", "minutes"),
     ways=ways,
     paper=published,
     claims=claims,
     notes=(
-        "`maskgr-paper` appends one more digit where items collide, as the paper does; constraint "
-        "none: the search takes any digits, and the share of beams that end as no item is given",
+        "`maskgr-paper` appends one more digit where items collide, as the paper does",
+        "any digits: the search has no constraint, and the share of beams that end as no item is "
+        "given",
     ),
     reasons=(
         "The paper guesses that five digits are worse because of invalid IDs, and leaves a "

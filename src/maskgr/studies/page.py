@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -45,7 +46,7 @@ def page(
     """The whole page."""
     source = f"The paper has this in {where}." if where else "The paper has nothing like this."
     machine = ", ".join(f"{name} {value}" for name, value in environment.items())
-    why = "".join(f"<li>{escape(reason)}</li>\n" for reason in reasons)
+    why = "".join(f"<li>{_text(reason)}</li>\n" for reason in reasons)
     known = f"<h2>Why figures differ from the paper's</h2>\n<ul>\n{why}</ul>\n" if where else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -60,6 +61,11 @@ def page(
         "<details>\n<summary>Configurations of every training and measurement</summary>\n"
         f"<pre>{escape(configurations)}</pre>\n</details>\n</section>\n</main>\n</body>\n</html>\n"
     )
+
+
+def _text(words: str) -> str:
+    """A sentence with `code` in it."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(words))
 
 
 def _figure(title: str, png: bytes) -> str:
@@ -79,7 +85,7 @@ def _table(report: Report) -> str:
         for name, own in zip(report.columns, numeric, strict=True)
     )
     body = "".join(_row(row, numeric) for row in report.rows)
-    notes = "".join(f"<p>{escape(note)}</p>\n" for note in report.notes)
+    notes = "".join(f"<p>{_text(note)}</p>\n" for note in report.notes)
     return (
         '<section>\n<div class="wide" tabindex="0" role="region" '
         f'aria-label="{escape(report.title)}">'

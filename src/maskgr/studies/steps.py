@@ -37,7 +37,7 @@ def ways(model: str, levels: int) -> Sequence[Way]:
     ]
     if model != "maskgr":
         free = {"decoding": {"steps": levels, "constrained": False}, "costs": True}
-        found.append(Way((levels, "none"), free, FREE))
+        found.append(Way((levels, "any digits"), free, FREE))
     return found
 
 
@@ -88,7 +88,7 @@ STUDY = Study(
     where="Figure 4, left",
     variants=[Variant(name, name) for name in (*FORMS, "tiger", "liger")],
     metrics=METRICS,
-    labels=("steps", "constraint"),
+    labels=("steps", "search"),
     facts=("passes/user", "ms/user", "ms alone", "MFLOP/user", "invalid beams %", "minutes"),
     measure=Measure(protocols=("all",)),
     ways=ways,
@@ -103,7 +103,7 @@ STUDY = Study(
         "MFLOP/user: matrix products and attention, counted by torch.utils.flop_counter; a "
         "multiplication and an addition are two. What is computed once for all users is left out",
         "ms/user: in batches, as evaluation ranks; ms alone: a request for one user, the median",
-        "constraint none: the search takes any digits, and the share of beams that end as no item "
+        "any digits: the search has no constraint, and the share of beams that end as no item "
         "is given",
     ),
     reasons=(
