@@ -158,7 +158,10 @@ def numbered(columns):
 def checked(folder):
     """The folder, if every file is as it was exported."""
     try:
-        manifest = json.loads((folder / "maskgr.json").read_text(encoding="utf-8"))
+        content = (folder / "maskgr.json").read_bytes()
+        if (folder / "maskgr.sha256").read_text().split()[0] != hashlib.sha256(content).hexdigest():
+            sys.exit(f"{folder / 'maskgr.json'} has changed since it was written; export it again")
+        manifest = json.loads(content)
         if manifest["kind"] != "onnx-export" or manifest["schema"] != 1:
             sys.exit(f"{folder} is no ONNX export that this program can read; export it again")
         for name, about in manifest["files"].items():

@@ -30,6 +30,7 @@ from maskgr.models.graphs import Graph
 from maskgr.nn.weights import HUB_WEIGHTS
 from maskgr.recommender import Recommender
 from maskgr.serving.model_card import Figures, model_card
+from maskgr.users import Users
 from maskgr.version import __version__
 
 ONNX, ONNX_SCHEMA = "onnx-export", 1
@@ -97,7 +98,8 @@ def export_hub(recommender: Recommender, out: Path, figures: Figures | None = No
         raise ArtefactError(
             f"{out} was not made by maskgr export, so it is left alone; give another --out"
         )
-    public = replace(recommender, made=_public(recommender.made))
+    # Nobody's history is published.
+    public = replace(recommender, made=_public(recommender.made), users=Users.none())
     config = {
         "model_type": recommender.config.name,
         "library_name": "maskgr",
