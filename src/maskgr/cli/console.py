@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from maskgr.data.dataset import Dataset
-    from maskgr.evaluation.metrics import Mean
     from maskgr.evaluation.protocol import Evaluation
     from maskgr.explain import Explanation
     from maskgr.recommender import Recommendation, Recommender, Session
@@ -196,25 +195,21 @@ def show_evaluations(
         best = None if first.oracle is None else first.oracle[protocol]
         for model, result in results.items():
             values = result.metrics[protocol]
-            rows.append([model, protocol, *(_percent(values[name]) for name in names)])
+            rows.append([model, protocol, *(str(values[name]) for name in names)])
             if best is not None:
                 shares = (values[n].mean / best[n].mean if best[n].mean else 0.0 for n in names)
                 rows.append(["  of oracle", protocol, *(f"{share:.0%}" for share in shares)])
         for floor, result in first.floors.items():
             values = result.metrics[protocol]
-            rows.append([floor, protocol, *(_percent(values[name]) for name in names)])
+            rows.append([floor, protocol, *(str(values[name]) for name in names)])
         if best is not None:
-            rows.append(["oracle", protocol, *(_percent(best[name]) for name in names)])
+            rows.append(["oracle", protocol, *(str(best[name]) for name in names)])
     print_table(["", "protocol", *names], rows, title=f"{split}: {first.users:,} users, in percent")
     for model, result in results.items():
         settings = ", ".join(f"{name} {shown(value)}" for name, value in decoding[model].items())
         print(f"{model}: {settings}; {result.users_per_second:,.0f} users per second")
         if result.invalid_share is not None:
             print(f"{model}: {result.invalid_share:.2%} of the beams ended as no item")
-
-
-def _percent(value: Mean) -> str:
-    return f"{100 * value.mean:.2f} ± {50 * (value.high - value.low):.2f}"
 
 
 def show_report(report: Report) -> None:

@@ -66,6 +66,10 @@ class Mean:
         margin = 1.96 * spread / np.sqrt(len(values))
         return cls(mean, max(0.0, mean - margin), min(most, mean + margin))
 
+    def __str__(self) -> str:
+        """In percent, with half of the interval."""
+        return f"{100 * self.mean:.2f} ± {50 * (self.high - self.low):.2f}"
+
 
 def user_metrics(
     ranked: npt.NDArray[Any], targets: npt.NDArray[Any], ks: Sequence[int]

@@ -20,7 +20,7 @@ from maskgr.evaluation.protocol import Protocol
 from maskgr.studies.measures import Measure, Scores
 from maskgr.studies.pairs import Pair, gap_text, p_text, pair_dict
 from maskgr.studies.plots import interval_plot
-from maskgr.studies.report import Report, Row, plus_minus, to_csv, write_text
+from maskgr.studies.report import Report, Row, to_csv, write_text
 from maskgr.studies.runner import TrainingError
 
 NAME = "comparison"  # of the files, with their endings
@@ -114,7 +114,7 @@ class Comparison:
             f"{self.data}, {self.measure.split}, {users:,} users, percent",
             ("model", "protocol", *self.metrics),
             tuple(
-                (own.name, protocol, *(plus_minus(own.mean(protocol, m)) for m in self.metrics))
+                (own.name, protocol, *(str(own.mean(protocol, m)) for m in self.metrics))
                 for protocol in self.measure.protocols
                 for own in self.models
             ),

@@ -18,7 +18,7 @@ from maskgr.errors import RequestError
 from maskgr.evaluation.protocol import Protocol
 from maskgr.studies.page import page
 from maskgr.studies.pairs import gap_text, p_text, pair_dict
-from maskgr.studies.report import Report, Row, plus_minus, to_csv, write_text
+from maskgr.studies.report import Report, Row, to_csv, write_text
 from maskgr.studies.results import Cell, Checked, Part, check, compare
 from maskgr.studies.study import Asked, Study, data_name
 from maskgr.version import __version__
@@ -103,7 +103,7 @@ class Findings:
             head, facts = (cell.variant, *cell.labels), _facts(cell, self.study.facts)
             for protocol in self.protocols:
                 means = [cell.mean(protocol, metric) for metric in self.study.metrics]
-                texts = [MISSING if m is None else plus_minus(m) for m in means]
+                texts = [MISSING if m is None else str(m) for m in means]
                 rows.append((*head, protocol, *texts, *facts))
                 facts = ("",) * len(facts)  # once is enough
             if figures := drawn.paper(cell):

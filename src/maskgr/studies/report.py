@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from maskgr.artefact import write_file
-from maskgr.evaluation.metrics import Mean
 
 Row = tuple[str | float, ...]
 
@@ -37,11 +36,6 @@ class Report:
 def _cell(value: str | float) -> str:
     text = f"{value:,}" if isinstance(value, int) else str(value)
     return text.replace("|", "\\|")
-
-
-def plus_minus(value: Mean) -> str:
-    """In percent, with half of the interval."""
-    return f"{100 * value.mean:.2f} ± {50 * (value.high - value.low):.2f}"
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
