@@ -1,20 +1,28 @@
-"""Every command in README.md and docs/ is one that the program understands."""
+"""Every command in README.md and docs/ is one that the program understands; README's are run."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import typer
 from typer.core import TyperGroup
 
+from maskgr import Dataset
 from maskgr.cli import app
+from maskgr.data.config import SyntheticConfig
+from maskgr.data.open import from_shop
+from maskgr.data.synthetic import generate
+from tests.conftest import Outcome
 
 ROOT = Path(__file__).parents[2]
+README_IDS = ("B004756YJA", "B004ZT0SSG")  # the items of its commands
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -72,3 +80,31 @@ def test_wrong_command_is_not_understood(call: str) -> None:
 def test_pages_have_commands() -> None:
     assert len(CASES) > 30
     assert {page for page, _ in CASES} >= {"README.md", "training.md"}
+
+
+def test_readme_commands_run(
+    maskgr: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shop = from_shop(generate(SyntheticConfig(users=120, items=40)))
+    names = dict(zip(shop.item_ids[: len(README_IDS)], README_IDS, strict=True))
+    renamed = pl.col("item_id").replace(names)
+    log = shop.interactions().with_columns(renamed)
+    Dataset.from_frames(log, shop.items.with_columns(renamed)).save("shop")
+    later = pl.col("timestamp") + pl.duration(days=400)
+    log.head(30).select("user_id", "item_id", later).write_parquet("new.parquet")
+    quick = {
+        "train": ["--preset", "tiny", "--set", "fit.steps=20"],
+        "update": ["--set", "fit.steps=2"],
+        "compare": None,  # long; tested in tests/studies
+        "serve": None,  # runs until it is stopped; tested in tests/serving
+    }
+    asked = [shlex.split(call)[1:] for call in calls(ROOT / "README.md")]
+    ran = set()
+    for words in asked:
+        if (more := quick.get(words[0], [])) is not None:
+            outcome = maskgr(*words, *more)
+            assert outcome.code == 0, (words, outcome.err)
+            ran.add(words[0])
+    assert ran >= {"data", "train", "evaluate", "recommend", "explain", "update", "models"}
+    assert len(pl.read_parquet("recommendations.parquet")) == 120
