@@ -91,7 +91,8 @@ class Model:
     def search(self, row, bias, memory, how):
         """{item: score} of the beams after the last step, best first.
 
-        A beam has a score, the levels that are revealed, and the items that agree with it."""
+        A beam has a score, the levels that are revealed, and the items that agree with it. Those
+        with the most probable items are kept, not those of the highest score so far."""
         codes, left, steps = self.arrays["codes"], len(self.sizes), how["steps"]
         items = np.flatnonzero(row > -np.inf)
         beams = [(log_sum(row[items]), np.zeros(left, dtype=bool), items)] if len(items) else []
@@ -105,10 +106,13 @@ class Model:
                 chosen = choose(codes[items], np.exp(logs), revealed, count, how["order"])
                 group = numbered(codes[items][:, chosen].T if left else [items])
                 values = np.log(np.bincount(group, np.exp(logs)))
-                for number in best(values, how["beams"]):
-                    agree = items[group == number]
-                    grown.append((score + values[number], revealed | chosen, agree))
-            beams = sorted(grown, key=lambda beam: -beam[0])[: how["beams"]]
+                peaks = np.full(len(values), -np.inf)
+                np.maximum.at(peaks, group, logs)
+                for number in best(peaks, how["beams"]):
+                    beam = (score + values[number], revealed | chosen, items[group == number])
+                    grown.append((score + peaks[number], beam))
+            grown = sorted(grown, key=lambda pair: -pair[0])[: how["beams"]]
+            beams = sorted((beam for _, beam in grown), key=lambda beam: -beam[0])
             if left:
                 shown = np.array([[revealed for _, revealed, _ in beams]])
                 digits = np.array([[codes[items[0]] for _, _, items in beams]], dtype=np.int64)
