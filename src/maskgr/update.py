@@ -64,7 +64,8 @@ def update_config(
         ),
     )
     config = apply_settings(start, settings)
-    if config.fit.steps != fit.steps and minutes is None:
+    counted = any(setting.partition("=")[0].strip().endswith("steps") for setting in settings)
+    if counted and minutes is None:
         config = replace(config, fit=replace(config.fit, minutes=0.0))  # steps replace minutes
     if replace(config, fit=start.fit, device=start.device) != start:
         raise RequestError("an update changes settings of fit alone; train again to change others")

@@ -249,11 +249,14 @@ def test_ctrl_c_reaches_a_training_once_and_waits_for_its_checkpoint(tmp_path: P
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
+    # A shell that starts this in the background has it ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         run_bound([sys.executable, "-c", CHILD, str(file)])
     thread.join()
+    signal.signal(signal.SIGINT, before)
     assert file.read_text() == "1"
 
 

@@ -347,6 +347,11 @@ def train_config(
     """
     start = _preset(preset, model)
     config = apply_settings(start, settings)
+    if config.leave_out == 0:
+        raise RequestError(
+            "leave_out is 0; give a whole number from 1 to 1,000 (--holdout none --like RUN trains "
+            "on everything)"
+        )
     if config.fit.steps != start.fit.steps and config.fit.minutes == start.fit.minutes:
         config = replace(config, fit=replace(config.fit, minutes=0.0))  # steps replace minutes
     if minutes is not None:
