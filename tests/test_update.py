@@ -137,7 +137,7 @@ def test_validation_asks_the_users_with_new_events(trained: dict[str, Recommende
     assert split.validation.users.tolist() == [3, 24]
     assert split.validation.targets.tolist() == [[1], [6]]
     assert len(split.test.users) == 25
-    whole = update_split(update.data, update.changed, short_config("sasrec", "leave_out=0"))
+    whole = update_split(update.data, update.changed, replace(short_config("sasrec"), leave_out=0))
     assert whole.validation.targets.tolist() == [[2], [7]]
     assert len(whole.train.values) == len(update.data.histories.values) - 2
     assert not len(whole.test.users)
