@@ -59,7 +59,8 @@ def main() -> None:
     for room, (x, y) in place.items():
         box = {"boxstyle": "round,pad=0.4", "facecolor": "white", "edgecolor": "black"}
         axes.text(x, y, room, ha="center", va="center", fontsize=12, bbox=box, zorder=3)
-    axes.set(xlim=(-1.8, 1.8), ylim=(-len(layers()) + 0.4, 0.6))
+    side = max(abs(x) for x, _ in place.values()) + 0.4
+    axes.set(xlim=(-side, side), ylim=(-len(layers()) + 0.4, 0.6))
     axes.axis("off")
     axes.set_title("An arrow points from a room to one that it imports (errors: imported by all)")
     figure.savefig(IMAGE, dpi=90)
