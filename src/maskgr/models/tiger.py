@@ -289,7 +289,7 @@ class LeftToRight:
 
     @torch.no_grad()
     def first(self) -> list[Tensor]:
-        """Of the first level; nothing is known of the others yet, and the order asks for none."""
+        """Log-probabilities of the first level; the order asks for no other."""
         user = torch.arange(self.users, device=self.lengths.device)
         found = self._next(user, user.new_empty((self.users, 0)))
         others = [found.new_zeros(()).expand(self.users, 1, n) for n in self.codebook_sizes[1:]]

@@ -154,7 +154,7 @@ class Manners:
 
 
 def _method(scope: Scope) -> str:
-    """Of the known ones, so that nobody fills the metrics with names of their own."""
+    """A known name or `other`, so that nobody fills the metrics with names of their own."""
     known = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
     return scope["method"] if scope["method"] in known else "other"
 
