@@ -172,8 +172,9 @@ def choose_change(
 ) -> float:
     """The share of its change of queries with the best ndcg@10, to which the denoiser is scaled.
 
-    A denoiser that knows its training items by heart asks worse than the history alone; with no
-    change every number of steps finds what one step finds. `rank` decodes in several steps.
+    The denoiser is trained on items that the history may have memorised, and can ask worse on
+    others than the history alone; with no change every number of steps finds what one step finds.
+    `rank` decodes in several steps.
     """
     learned = {name: part.clone() for name, part in denoiser.state_dict().items()}
     query, found = Query(holdout.histories, top), []
