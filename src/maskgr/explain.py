@@ -14,8 +14,8 @@ from maskgr.data.sequences import Sequences
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig, Retrieval
 from maskgr.models.base import Decodes, require
-from maskgr.recommender import Recommendation, Recommender, checked_decoding
-from maskgr.requests import listed
+from maskgr.recommender import Recommendation, Recommender
+from maskgr.requests import checked_decoding, listed
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import platform
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -25,11 +22,12 @@ from maskgr.data.dataset import Dataset
 from maskgr.data.open import shop_of
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split, leave_out, sparsify
-from maskgr.data.tables import below, from_frame, read_table
+from maskgr.data.tables import below, read_table
 from maskgr.decoding.config import DecodingConfig, Retrieval
-from maskgr.errors import ArtefactError, DataError, RequestError
+from maskgr.errors import ArtefactError, RequestError
 from maskgr.evaluation.protocol import PROTOCOLS, Evaluation, Protocol, evaluate
 from maskgr.evaluation.ranking import Query, Ranked, Ranker, SessionPlanner
+from maskgr.made import fits_of, how_made
 from maskgr.models.base import (
     AddsItems,
     Chosen,
@@ -49,20 +47,23 @@ from maskgr.models.base import (
 from maskgr.models.floors import floors
 from maskgr.requests import (
     allowed_items,
+    at_least_one,
+    checked_decoding,
     item_numbers,
     listed,
+    new_items,
     numbered_histories,
+    require_dataset,
+    session_count,
     whole_number,
     yes_or_no,
 )
 from maskgr.settings import require_choice
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.similar import Likeness, cosines, most_similar, shared_digits
-from maskgr.training.fit import Fitted
 from maskgr.training.workspace import workspace
 from maskgr.users import FILE as USERS
 from maskgr.users import Users
-from maskgr.version import __version__
 
 KIND, SCHEMA = "recommender", 4
 RECOMMENDER = "recommender"  # where a run folder has it
@@ -177,7 +178,7 @@ class Recommender:
             was, with the numbers of steps and the weights that validation chose there, on
             everything: nothing is held out, and there is nothing to evaluate it on.
         """
-        _require_dataset(data)
+        require_dataset(data)
         if like is not None:
             config = everything(like, config)
         config = config or train_config(preset, model=model)
@@ -195,7 +196,7 @@ class Recommender:
             work = stack.enter_context(
                 workspace(folder, device=config.device, resume=resume, progress=progress)
             )
-            chosen = None if like is None else Chosen(like.model, _fits(like))
+            chosen = None if like is None else Chosen(like.model, fits_of(like.made))
             training = Training(data, split, config, work, sids, chosen)
             trained = kind.learn(training)
         return cls(
@@ -203,15 +204,7 @@ class Recommender:
             items=data.items,
             config=config,
             repeats=bool(split.train.repeats().any()),
-            made={
-                **(made or {}),
-                "fingerprint": data.fingerprint,
-                "provenance": dict(data.provenance),
-                "counts": counts_made(data),
-                "fits": fits_made(training.fits),
-                "seconds": round(time.perf_counter() - start, 3),
-                "versions": versions(),
-            },
+            made={**(made or {}), **how_made(data, training.fits, time.perf_counter() - start)},
             users=Users.of(data.users, data.histories),
         )
 
@@ -317,7 +310,9 @@ class Recommender:
         numbers, many = numbered_histories(self.items, histories, unknown)
         allowed = self.allowed(allow, deny, unknown, where)
         query = self.query(numbers, 1, exclude_seen=exclude_seen, allowed=allowed)
-        top = self._session_count(items, top, allowed, repeats)
+        available = None if allowed is None else int(allowed.sum())
+        longest = self.config.history_limit
+        top = session_count(len(self.items), items, top, available, longest, repeats=repeats)
         if not len(numbers):
             return []
         found, scores = model.sessions(
@@ -336,40 +331,6 @@ class Recommender:
             for row, values in zip(found, scores, strict=True)
         ]
         return answers if many else answers[0]
-
-    def _session_count(
-        self, items: int, top: int, allowed: npt.NDArray[np.bool_] | None, repeats: bool
-    ) -> int:
-        """`top`, or fewer where the lists leave fewer sessions."""
-        items, top = whole_number("items", items), whole_number("top", top)
-        catalogue, limit = len(self.items), self.config.history_limit
-        longest = limit if repeats else min(limit, catalogue)
-        if not 1 <= items <= longest:
-            why = (
-                f"a catalogue of {catalogue:,}"
-                if longest < limit
-                else f"a model that sees {limit} items at once"
-            )
-            raise RequestError(
-                f"a session of {items} items is impossible with {why}; ask for 1 to {longest}"
-            )
-
-        def sessions(n: int) -> int:
-            return n**items if repeats else math.perm(n, items)
-
-        if not 1 <= top <= sessions(catalogue):
-            most = "or more" if top < 1 else f"to {sessions(catalogue):,}"
-            raise RequestError(
-                f"cannot give {top} sessions of {items} items from a catalogue of {catalogue:,}; "
-                f"ask for 1 {most}"
-            )
-        available = catalogue if allowed is None else int(allowed.sum())
-        if not sessions(available):
-            raise RequestError(
-                f"the allow and deny lists leave {available} items, too few for a session of "
-                f"{items}; allow more or deny fewer"
-            )
-        return min(top, sessions(available))
 
     def sample(
         self,
@@ -408,36 +369,11 @@ class Recommender:
 
         The old items keep their semantic IDs.
         """
-        model, new = require(self.model, AddsItems), self.new_items(items)
+        model, new = require(self.model, AddsItems), new_items(self.items, items)
         if not len(new):
             return self
         grown = model.with_items(new, embeddings)
-        return replace(self, model=grown, items=self.catalogue_with(new))
-
-    def new_items(self, items: Any) -> pl.DataFrame:
-        """Rows for new items, checked against the catalogue."""
-        frame = from_frame(items, "the new items").frame
-        if "item_id" not in frame.columns:
-            raise DataError(f"the new items have no column item_id (they have: {frame.columns})")
-        strange = [name for name in frame.columns if name not in self.items.columns]
-        if strange:
-            raise DataError(
-                f"the new items have a column {strange[0]} that the catalogue does not have (it "
-                f"has: {', '.join(self.items.columns)}); rename it, or leave it out"
-            )
-        ids = frame["item_id"].cast(self.items["item_id"].dtype, strict=False)
-        wrong = ids.is_null() | ids.is_duplicated() | ids.is_in(self.items["item_id"].implode())
-        if wrong.any():
-            first = frame["item_id"][int(wrong.arg_max() or 0)]
-            raise DataError(
-                f"{int(wrong.sum())} of the new items are old, repeated or without an ID (first: "
-                f"{first!r}); give each new item once"
-            )
-        return frame.with_columns(item_id=ids)
-
-    def catalogue_with(self, new: pl.DataFrame) -> pl.DataFrame:
-        """The catalogue with `new` items behind its own."""
-        return below(self.items, new)
+        return replace(self, model=grown, items=below(self.items, new))
 
     def update(
         self,
@@ -544,7 +480,7 @@ class Recommender:
         known = self.split(data)
         holdout = known.holdout(split)
         if users is not None:
-            holdout = holdout.sample(_at_least_one("users", users))
+            holdout = holdout.sample(at_least_one("users", users))
         how: dict[str, Any] = {"ks": ks, "protocols": protocols}
         found = evaluate(self.ranker(decoding), holdout, len(self.items), shop=shop_of(data), **how)
         beside = {
@@ -556,7 +492,7 @@ class Recommender:
     def split(self, data: Dataset) -> Split:
         """What was trained on and what was held out; raises where `data` is another dataset, whose
         histories would leak or mislead."""
-        _require_dataset(data)
+        require_dataset(data)
         if data.fingerprint != self.made.get("fingerprint"):
             raise RequestError(
                 "this is not the dataset that the recommender was trained on (it differs in users, "
@@ -690,29 +626,6 @@ def held_out(data: Dataset, config: TrainConfig) -> Split:
     return replace(split, train=sparsify(split.train, config.sparsify, config.seed))
 
 
-def _require_dataset(data: Any) -> None:
-    if not isinstance(data, Dataset):
-        raise RequestError(
-            f"data is {data!r:.60}; give a Dataset, from Dataset.load or Dataset.from_frames"
-        )
-
-
-def checked_decoding(decoding: Any) -> DecodingConfig:
-    if not isinstance(decoding, DecodingConfig):
-        raise RequestError(
-            f"decoding is {decoding!r:.60}; give a DecodingConfig, for example "
-            "recommender.decoding(steps=1)"
-        )
-    return decoding
-
-
-def _at_least_one(name: str, value: Any) -> int:
-    number = whole_number(name, value)
-    if number < 1:
-        raise RequestError(f"{name} is {number}; use 1 or more")
-    return number
-
-
 def everything(like: Recommender, config: TrainConfig | None = None) -> TrainConfig:
     """The settings of a training on everything: those of `like`; the seed and the device may be
     others."""
@@ -725,28 +638,3 @@ def everything(like: Recommender, config: TrainConfig | None = None) -> TrainCon
             "--like"
         )
     return replace(config, leave_out=0)
-
-
-def _fits(like: Recommender) -> dict[str, Fitted]:
-    return {stage: Fitted(**own) for stage, own in like.made.get("fits", {}).items()}
-
-
-def fits_made(fits: Mapping[str, Fitted]) -> dict[str, Any]:
-    """How each stage of a training ended, as JSON has it."""
-    return {stage: asdict(fitted) for stage, fitted in fits.items()}
-
-
-def counts_made(data: Dataset) -> dict[str, int]:
-    """How much a recommender was made of."""
-    events = len(data.histories.values)
-    return {"users": len(data.users), "items": len(data.items), "events": events}
-
-
-def versions() -> dict[str, str]:
-    return {
-        "maskgr": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "polars": pl.__version__,
-        "platform": sys.platform,
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
@@ -11,9 +12,12 @@ import numpy.typing as npt
 import polars as pl
 
 from maskgr.data.config import Unknown
+from maskgr.data.dataset import Dataset
 from maskgr.data.ingest import codes
 from maskgr.data.sequences import Sequences
-from maskgr.errors import RequestError
+from maskgr.data.tables import from_frame
+from maskgr.decoding.config import DecodingConfig
+from maskgr.errors import DataError, RequestError
 from maskgr.settings import require_choice
 from maskgr.where import matching
 
@@ -23,6 +27,13 @@ def whole_number(name: str, value: Any) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise RequestError(f"{name} is {value!r}; give a whole number")
     return int(value)
+
+
+def at_least_one(name: str, value: Any) -> int:
+    number = whole_number(name, value)
+    if number < 1:
+        raise RequestError(f"{name} is {number}; use 1 or more")
+    return number
 
 
 def yes_or_no(name: str, value: Any) -> bool | None:
@@ -126,3 +137,78 @@ def allowed_items(
         what = "the allow and deny lists leave" if where is None else "these filters leave"
         raise RequestError(f"{what} no item; allow more or deny fewer")
     return allowed
+
+
+def new_items(catalogue: pl.DataFrame, items: Any) -> pl.DataFrame:
+    """Rows for new items, checked against the catalogue."""
+    frame = from_frame(items, "the new items").frame
+    if "item_id" not in frame.columns:
+        raise DataError(f"the new items have no column item_id (they have: {frame.columns})")
+    strange = [name for name in frame.columns if name not in catalogue.columns]
+    if strange:
+        raise DataError(
+            f"the new items have a column {strange[0]} that the catalogue does not have (it "
+            f"has: {', '.join(catalogue.columns)}); rename it, or leave it out"
+        )
+    ids = frame["item_id"].cast(catalogue["item_id"].dtype, strict=False)
+    wrong = ids.is_null() | ids.is_duplicated() | ids.is_in(catalogue["item_id"].implode())
+    if wrong.any():
+        first = frame["item_id"][int(wrong.arg_max() or 0)]
+        raise DataError(
+            f"{int(wrong.sum())} of the new items are old, repeated or without an ID (first: "
+            f"{first!r}); give each new item once"
+        )
+    return frame.with_columns(item_id=ids)
+
+
+def session_count(
+    catalogue: int, items: int, top: int, available: int | None, limit: int, *, repeats: bool
+) -> int:
+    """`top` sessions of `items` items, or fewer where the lists leave fewer.
+
+    available: items that the lists leave, None: all; limit: items that the model sees at once.
+    """
+    items, top = whole_number("items", items), whole_number("top", top)
+    longest = limit if repeats else min(limit, catalogue)
+    if not 1 <= items <= longest:
+        why = (
+            f"a catalogue of {catalogue:,}"
+            if longest < limit
+            else f"a model that sees {limit} items at once"
+        )
+        raise RequestError(
+            f"a session of {items} items is impossible with {why}; ask for 1 to {longest}"
+        )
+
+    def sessions(n: int) -> int:
+        return n**items if repeats else math.perm(n, items)
+
+    if not 1 <= top <= sessions(catalogue):
+        most = "or more" if top < 1 else f"to {sessions(catalogue):,}"
+        raise RequestError(
+            f"cannot give {top} sessions of {items} items from a catalogue of {catalogue:,}; "
+            f"ask for 1 {most}"
+        )
+    available = catalogue if available is None else available
+    if not sessions(available):
+        raise RequestError(
+            f"the allow and deny lists leave {available} items, too few for a session of "
+            f"{items}; allow more or deny fewer"
+        )
+    return min(top, sessions(available))
+
+
+def require_dataset(data: Any) -> None:
+    if not isinstance(data, Dataset):
+        raise RequestError(
+            f"data is {data!r:.60}; give a Dataset, from Dataset.load or Dataset.from_frames"
+        )
+
+
+def checked_decoding(decoding: Any) -> DecodingConfig:
+    if not isinstance(decoding, DecodingConfig):
+        raise RequestError(
+            f"decoding is {decoding!r:.60}; give a DecodingConfig, for example "
+            "recommender.decoding(steps=1)"
+        )
+    return decoding

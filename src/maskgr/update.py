@@ -29,10 +29,12 @@ from maskgr.data.dataset import Dataset
 from maskgr.data.ingest import codes
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split, last_targets
-from maskgr.data.tables import from_frame
+from maskgr.data.tables import below, from_frame
 from maskgr.errors import DataError, RequestError
+from maskgr.made import how_made
 from maskgr.models.base import TrainConfig, Training, Updates, require
-from maskgr.recommender import Recommender, counts_made, fits_made, held_out, versions
+from maskgr.recommender import Recommender, held_out
+from maskgr.requests import new_items
 from maskgr.settings import apply_settings
 from maskgr.training.workspace import workspace
 from maskgr.users import Users
@@ -84,8 +86,8 @@ def prepare(
     torch.manual_seed(recommender.config.seed)  # new items may start at random
     catalogue, grown = recommender.items, recommender.model
     if items is not None:
-        new = recommender.new_items(items)
-        catalogue = recommender.catalogue_with(new)
+        new = new_items(recommender.items, items)
+        catalogue = below(recommender.items, new)
         if len(new):
             grown = model.grown(new, embeddings)
     if grown is recommender.model:
@@ -209,13 +211,8 @@ def train(
         repeats=bool(split.train.repeats().any()),
         made={
             **(made or {}),
-            "fingerprint": update.data.fingerprint,
-            "provenance": dict(update.data.provenance),
             "data_config": before.made.get("data_config", {}),
             "updates": before.made.get("fingerprint"),
-            "counts": counts_made(update.data),
-            "fits": fits_made(training.fits),
-            "seconds": round(time.perf_counter() - start, 3),
-            "versions": versions(),
+            **how_made(update.data, training.fits, time.perf_counter() - start),
         },
     )
