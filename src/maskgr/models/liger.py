@@ -218,8 +218,8 @@ def _ends(encoded: Encoded) -> Tensor:
 
 Liger.presets = {
     "tiny": TrainConfig("liger", LigerConfig(TINY_SIDS, TINY, text_hidden=64), TINY_FIT),
-    # Compact, as tiger's.
-    "cpu": TrainConfig("liger", LigerConfig(CPU_SIDS, CPU), CPU_FIT),
+    # Compact, as tiger's. A step maps the texts of the whole catalogue, so its batch is larger.
+    "cpu": TrainConfig("liger", LigerConfig(CPU_SIDS, CPU), replace(CPU_FIT, token_budget=3200)),
     # TIGER's network, as far as is known. The published map of texts has two hidden layers.
     "published": TrainConfig("liger", LigerConfig(PUBLISHED_SIDS, PUBLISHED), PUBLISHED_FIT),
 }

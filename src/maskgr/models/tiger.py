@@ -413,7 +413,7 @@ PUBLISHED_FIT = FitConfig(
 TINY_SIDS = SidsConfig(quantizer=QuantizerConfig(levels=3, codes=64), unique="reassign")
 TINY_FIT = FitConfig(steps=200, token_budget=3072, learning_rate=3e-3, validations=4)
 CPU_SIDS = SidsConfig(quantizer=QuantizerConfig(levels=3))  # and the digit that is appended
-CPU_FIT = FitConfig(minutes=40, token_budget=6400, learning_rate=1e-3)
+CPU_FIT = FitConfig(minutes=40, token_budget=1600, learning_rate=2e-3)
 
 Tiger.presets = {
     "tiny": TrainConfig("tiger", TigerConfig(TINY_SIDS, TINY), TINY_FIT),

@@ -84,13 +84,20 @@ async def _run(request: Request, asked: Asked, job: Job) -> Timed:
     return timed
 
 
+async def _recommend_job(asked: Asked, deadline: float) -> Job:
+    """A condition looks at every item, so it does not hold up the event loop."""
+    if asked.body.where is None:
+        return recommend_job(asked, deadline)
+    return await asyncio.to_thread(recommend_job, asked, deadline)
+
+
 @router.post(
     "/v1/recommend", response_model=schemas.RecommendAnswer, responses=ASK, tags=["recommend"]
 )
 async def recommend(request: Request, body: schemas.RecommendRequest) -> Response:
     """The next items for a history, or for a user of the training data."""
     asked = _asked(request, body)
-    job = recommend_job(asked, service_of(request).deadline(asked.start))
+    job = await _recommend_job(asked, service_of(request).deadline(asked.start))
     return answered(recommend_answer(asked, await _run(request, asked, job)))
 
 
@@ -108,7 +115,7 @@ async def recommend_batch(request: Request, body: schemas.BatchRequest) -> Respo
             own = _checked(one)
             served = service.model(own.model, "#/model")
             asked = Asked.check(served, own, own.request_id or state.request_id, state.start)
-            jobs[place] = asked, recommend_job(asked, service.deadline(state.start))
+            jobs[place] = asked, await _recommend_job(asked, service.deadline(state.start))
         except (ProblemError, MaskGRError) as error:
             results[place] = _failed(error, state.request_id)
     if jobs:
