@@ -3,9 +3,9 @@
     python benchmarks/decode.py [DATA] [--run RUN] [--users 64] [--items 1000000]
         [--digit-items 10000000] [--quick] [--json]
 
-(a) The network of preset `paper` on histories of DATA, 10 beams, beside a reference that pads every
-    sequence to 120 tokens, encodes it again for every beam and step, and computes all logits; the
-    beam search is the same, so the ratio is that of the networks' work;
+(a) The network of preset `paper` on histories of DATA, 10 beams, beside a reference that pads
+    sequences to the longest, at most 120 tokens, and encodes them again for every beam and step;
+    the beam search is the same, so the ratio is that of the networks' work;
 (b) the model of preset `cpu` on the same histories: one request, and many users at once, in one
     step and digit by digit; and one step over a random catalogue of `--items`;
 (c) one step over a random catalogue of `--digit-items`, whose vectors are sums of 16 digits'
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout
@@ -62,7 +63,8 @@ class Padded:
     def __init__(self, network: PaperReference, histories: Sequences) -> None:
         self.network = network.eval()
         self.codebook_sizes = tuple(network.sizes)
-        self.rows = network.pack(histories)
+        levels = len(self.codebook_sizes)
+        self.rows = functional.pad(network.pack(histories), (0, levels), value=network.pad)
         self.ends = torch.from_numpy(histories.lengths * len(self.codebook_sizes))
 
     @property
@@ -84,8 +86,9 @@ class Padded:
         place = self.ends[user][:, None] + torch.arange(len(starts))
         target = torch.where(revealed, digits + starts, self.network.mask)[:, 0]
         tokens.scatter_(1, place, target)
-        logits = torch.cat([self.network.logits(part) for part in tokens.split(ROWS)])
-        own = logits.gather(1, place[:, :, None].expand(-1, -1, logits.shape[2]))
+        hidden = torch.cat([self.network.encode(part) for part in tokens.split(ROWS)])
+        own = hidden.gather(1, place[:, :, None].expand(-1, -1, hidden.shape[2]))
+        own = own @ self.network.tokens.weight.T  # (rows, levels, vocabulary)
         answers = []
         for level, (start, size) in enumerate(
             zip(starts.tolist(), self.codebook_sizes, strict=True)
