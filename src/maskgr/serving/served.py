@@ -75,7 +75,7 @@ class Served:
     def about(self) -> dict[str, str]:
         return {"name": self.name, "version": self.version}
 
-    @property
+    @cached_property
     def ids(self) -> pl.Series:
         return self.recommender.items["item_id"]
 
