@@ -15,7 +15,7 @@ from maskgr.studies.results import Cell, Part
 from maskgr.studies.runner import EVALUATIONS, RUNS, Job, Runner, alone, each_trained
 from maskgr.studies.study import Asked, Study, Variant, Way, data_name
 
-SECONDS = 20.0  # at least between two versions of the files
+SECONDS = 20.0  # at least between two versions of the files while nothing is trained
 
 
 def conduct(name: str, study: Study, asked: Asked) -> Findings:
@@ -35,13 +35,15 @@ def conduct(name: str, study: Study, asked: Asked) -> Findings:
         table = _Table(name, study, asked, runners, variants)
         # What exists first, then seed by seed: every model is in the table early.
         todo = [(runner, jobs[v.name, s]) for s in seeds for runner in runners for v in variants]
-        todo.sort(key=lambda own: not own[0].is_trained(own[1]))
+        known = {(runner, job) for runner, job in todo if runner.is_trained(job)}
+        todo.sort(key=lambda own: own not in known)
         owners = {jobs[own.name, seed]: own for own in variants for seed in seeds}
         written = -SECONDS
         try:
             for (runner, job), run in each_trained(todo):
                 table.add(runner, owners[job], job, run)
-                if time.monotonic() - written >= SECONDS:
+                known.discard((runner, job))
+                if not known or time.monotonic() - written >= SECONDS:  # a training comes next
                     table.findings().save()
                     written = time.monotonic()
         finally:  # a failed training, or Ctrl-C: what was measured is shown
