@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from maskgr.sids.report import Portrait, Report
 
 
+FILE_WIDTH = 200
+
+
 class Interrupted(BaseException):
     """Ctrl-C in a command that can go on later; the message says how."""
 
@@ -61,7 +64,8 @@ def print_table(
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(shown(cell)) for cell in row))
-    Console().print(table)
+    # A file or a pipe has no width to keep to, so nothing is folded there.
+    Console(width=None if sys.stdout.isatty() else FILE_WIDTH).print(table)
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
