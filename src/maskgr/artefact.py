@@ -3,20 +3,22 @@
 An artefact is a folder with a `maskgr.json` that holds its kind, how it was made, and the size and
 SHA-256 of every other file, and a `maskgr.sha256` with the checksum of that file itself, so that
 neither can change or disappear unnoticed (`sha256sum --check maskgr.sha256`). It is written to a
-temporary folder beside its destination and renamed into place, so an interruption, a full disk or a
-kill leaves the previous content unchanged.
+draft beside its destination and renamed into place, so an interruption, a full disk or a kill leaves
+the previous content unchanged. A draft is locked while its writer lives; the drafts of writers that
+were killed are removed by the next write beside them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from maskgr.version import __version__
 
 MANIFEST, CHECKSUM = "maskgr.json", "maskgr.sha256"
 CARD = "README.md"  # at the top of a folder, for people, who may edit it: it is never read
+DRAFT = re.compile(r"\..+\.maskgr-[a-z0-9_]{8}")  # as `tempfile` names what `_draft` asks for
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Manifest:
 
     kind: str  # "dataset", "semantic-ids", "run"
     schema: int  # layout version of this kind
+    maskgr: str  # the version that wrote it
     config: dict[str, Any]  # how it was made
     files: dict[str, dict[str, Any]]  # name -> {"bytes": ..., "sha256": ...}
 
@@ -47,43 +51,39 @@ def write_folder(
     Replaces an empty folder or an artefact of the same kind, and refuses to replace anything else.
     """
     path = Path(path).absolute()
-    _recover(path)
+    recover(path)
     _refuse_to_replace(path, kind)
-    draft: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.new-", dir=path.parent))
+    with _refusals(path), _draft(path, tempfile.mkdtemp) as draft:
         draft.chmod(0o777 & ~_umask())
         yield draft
         _write_manifest(draft, kind, schema, config)
         _swap(draft, path)
-    except Exception as error:
-        reason = refusal(error)
-        if reason is None:
-            raise
-        raise ArtefactError(
-            f"cannot write {path}: {reason}; the previous content is unchanged"
-        ) from error
-    finally:
-        if draft is not None:
-            shutil.rmtree(draft, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def write_file(path: Path | str) -> Iterator[Path]:
     """Yields a temporary path to write to, and renames it to `path` when the block ends."""
     path = Path(path).absolute()
-    draft: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.new-", dir=path.parent)
-        os.close(handle)
-        draft = Path(name)
+    with _refusals(path), _draft(path, _empty_file) as draft:
         yield draft
         draft.chmod(0o666 & ~_umask())
         sync(draft)
         os.replace(draft, path)
         sync(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder of ours: a kill leaves it whole, or a draft."""
+    if path.exists():
+        with contextlib.suppress(OSError), _draft(path, tempfile.mkdtemp) as draft:
+            path.rename(draft / path.name)
+
+
+@contextlib.contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """Says that `path` cannot be written where the system refuses it."""
+    try:
+        yield
     except Exception as error:
         reason = refusal(error)
         if reason is None:
@@ -91,9 +91,58 @@ def write_file(path: Path | str) -> Iterator[Path]:
         raise ArtefactError(
             f"cannot write {path}: {reason}; the previous content is unchanged"
         ) from error
+
+
+@contextlib.contextmanager
+def _draft(path: Path, make: Callable[..., str]) -> Iterator[Path]:
+    """A new folder or file beside `path`, locked for as long as this process needs it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.iterdir():
+        if is_draft(left):
+            with contextlib.suppress(OSError), _locked(left):
+                _remove(left)
+    with contextlib.ExitStack() as stack:
+        while True:
+            draft = Path(make(prefix=f".{path.name}.maskgr-", dir=path.parent))
+            stack.callback(_remove, draft)
+            try:
+                stack.enter_context(_locked(draft))
+            except (BlockingIOError, FileNotFoundError):
+                continue  # it was taken for one that a kill had left, before it was locked
+            except OSError:
+                break  # a file system without locks, where no draft is taken for one
+            if draft.exists():
+                break
+        yield draft
+
+
+def _empty_file(prefix: str, dir: Path) -> str:
+    handle, name = tempfile.mkstemp(prefix=prefix, dir=dir)
+    os.close(handle)
+    return name
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Raises BlockingIOError where another process has the lock; it ends with its process."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
-        if draft is not None:
-            draft.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_dir():
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        draft.unlink(missing_ok=True)
+
+
+def is_draft(path: Path) -> bool:
+    """Whether `path` is what a killed process left, or another one is writing."""
+    return DRAFT.fullmatch(path.name) is not None
 
 
 def refusal(error: Exception) -> str | None:
@@ -110,7 +159,7 @@ def refusal(error: Exception) -> str | None:
 def read_manifest(path: Path | str, kind: str, schema: int) -> Manifest:
     """Reads the manifest at `path` and checks every file against its size and checksum."""
     path = Path(path)
-    _recover(path.absolute())
+    recover(path.absolute())
     if not path.is_dir():
         raise ArtefactError(f"there is no folder {path}; check the path")
     _check_manifest(path)
@@ -118,9 +167,14 @@ def read_manifest(path: Path | str, kind: str, schema: int) -> Manifest:
     if manifest.kind != kind:
         raise ArtefactError(f"{path} holds a {manifest.kind}, not a {kind}; give another folder")
     if manifest.schema != schema:
+        made = f"maskgr {manifest.maskgr}"
         raise ArtefactError(
             f"{path} has layout version {manifest.schema} and this maskgr reads version {schema}; "
-            "make it again, or use the maskgr that made it"
+            + (
+                f"install {made} or newer, or make it again"
+                if manifest.schema > schema
+                else f"make it again, or load it with {made}"
+            )
         )
     for name, expected in manifest.files.items():
         _check_file(path / name, expected)
@@ -129,27 +183,34 @@ def read_manifest(path: Path | str, kind: str, schema: int) -> Manifest:
 
 def is_artefact(path: Path | str) -> bool:
     """Whether `path` is a folder that maskgr saved: one of its two manifest files is there."""
-    _recover(Path(path).absolute())
+    recover(Path(path).absolute())
     return any((Path(path) / name).is_file() for name in (MANIFEST, CHECKSUM))
 
 
-def _recover(path: Path) -> None:
+def recover(path: Path) -> None:
     """Restores the previous folder if `_swap` was killed between its two renames."""
     previous = _previous(path)
     if previous.is_dir() and not path.exists():
-        previous.rename(path)
+        with contextlib.suppress(FileNotFoundError):  # another process was quicker
+            previous.rename(path)
+
+
+def recover_all(folder: Path) -> None:
+    """The same for every artefact in `folder`, before they are listed."""
+    for previous in folder.glob(".*.previous"):
+        recover(previous.with_name(previous.name[1:].removesuffix(".previous")))
 
 
 def _swap(draft: Path, path: Path) -> None:
     # One rename cannot replace a folder that is not empty, so the old one is renamed first. If the
-    # process is killed between the two renames, `_recover` restores it.
+    # process is killed between the two renames, `recover` restores it.
     previous = _previous(path)
-    shutil.rmtree(previous, ignore_errors=True)
+    remove_folder(previous)
     if path.exists():
         path.rename(previous)
     draft.rename(path)
     sync(path.parent)
-    shutil.rmtree(previous, ignore_errors=True)
+    remove_folder(previous)
 
 
 def _previous(path: Path) -> Path:
@@ -225,6 +286,7 @@ def _parse_manifest(file: Path) -> Manifest:
         return Manifest(
             kind=str(content["kind"]),
             schema=int(content["schema"]),
+            maskgr=str(content["maskgr"]),
             config=dict(content["config"]),
             files={str(k): dict(v) for k, v in content["files"].items()},
         )

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from maskgr.artefact import is_artefact, write_file
+from maskgr.artefact import is_artefact, is_draft, write_file
 from maskgr.data.config import DataConfig
 from maskgr.data.dataset import Dataset
 from maskgr.errors import ArtefactError, RequestError
@@ -93,6 +93,7 @@ def _begin(
         require_fresh(out)
         with write_file(out / TRAINING / ABOUT) as draft:
             about = {**_about(dataset, config, sids), **made}
+            about["sha256"] = _checksum(about)
             draft.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
@@ -120,7 +121,9 @@ def require_fresh(out: Path) -> None:
     if is_artefact(out / RECOMMENDER):
         raise RequestError(f"{out} holds a trained run; give another --out, or delete it first")
     known = {TRAINING, RECOMMENDER}
-    if out.exists() and (not out.is_dir() or any(p.name not in known for p in out.iterdir())):
+    if out.exists() and (
+        not out.is_dir() or any(p.name not in known and not is_draft(p) for p in out.iterdir())
+    ):
         raise ArtefactError(f"{out} exists and is not a run folder; give another --out")
 
 
@@ -128,13 +131,7 @@ def require_same(
     out: Path, dataset: Dataset, config: TrainConfig, sids: SemanticIds | None = None
 ) -> None:
     """Raises if the run was started with other data, settings or semantic IDs."""
-    file, about = out / TRAINING / ABOUT, _about(dataset, config, sids)
-    try:
-        before = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RequestError(f"{out} has no training to resume; leave --resume out") from None
-    except ValueError as error:
-        raise ArtefactError(f"{file} is damaged ({error}); train again elsewhere") from error
+    before, about = _begun(out), _about(dataset, config, sids)
     if before.get("fingerprint") != about["fingerprint"]:
         raise RequestError(f"{out} was trained on other data; use the same, or another --out")
     if before.get("content", about["content"]) != about["content"]:
@@ -146,12 +143,34 @@ def require_same(
         raise RequestError(
             f"{out} was started with other --sids; use those it was started with, or another --out"
         )
-    changed = [k for k, v in _flat(about["config"]).items() if _flat(before["config"]).get(k) != v]
+    settings = _flat(before.get("config", {}))
+    changed = [k for k, v in _flat(about["config"]).items() if settings.get(k) != v]
     if changed:
         raise RequestError(
             f"{out} was started with another {', '.join(changed)}; use the settings it was "
             "started with, or another --out"
         )
+
+
+def _begun(out: Path) -> dict[str, Any]:
+    """What was noted when the training in `out` began."""
+    file = out / TRAINING / ABOUT
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RequestError(f"{out} has no training to resume; leave --resume out") from None
+    except ValueError as error:
+        raise ArtefactError(f"{file} is damaged ({error}); train again elsewhere") from error
+    # A training that was begun before there was a checksum goes on.
+    if not isinstance(before, dict) or before.pop("sha256", None) not in (None, _checksum(before)):
+        raise ArtefactError(
+            f"{file} has changed since it was written (its checksum differs); train again elsewhere"
+        )
+    return before
+
+
+def _checksum(about: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def _about(dataset: Dataset, config: TrainConfig, sids: SemanticIds | None) -> dict[str, Any]:

@@ -51,22 +51,81 @@ def test_goes_on_where_it_was_interrupted(
     source, whole, target = (tmp_path / name for name in ("in.jsonl", "whole", "out"))
     write(source, 45)
     recommend_file(recommender, source, whole, 3)
-    lines = whole.read_bytes().splitlines(keepends=True)
-    # Killed in the middle of line 23.
-    killed = b"".join(lines[:22]) + lines[22][:7]
-    monkeypatch.setattr(batch._Lines, "add", lambda *_: sys.exit(1))
-    with pytest.raises(SystemExit):
-        recommend_file(recommender, source, target, 3)
-    monkeypatch.undo()
-    (part,) = tmp_path.glob("out.*.part")
-    part.write_bytes(killed)
-    # Another request does not go on with that file.
+    parts = interrupt(recommender, source, target, monkeypatch)
+    done = [file.name for file in parts.iterdir()]
+    assert len(done) == 2
+    # Another request does not go on with that folder.
     assert recommend_file(recommender, source, tmp_path / "out", 2) == 45
     assert all(len(json.loads(line)["items"]) == 2 for line in target.read_text().splitlines())
-    assert part.read_bytes() == killed
+    assert [file.name for file in parts.iterdir()] == done
     assert recommend_file(recommender, source, target, 3) == 45
     assert target.read_bytes() == whole.read_bytes()
-    assert not part.exists()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in.jsonl", "out", "whole"]
+
+
+def interrupt(
+    recommender: Recommender, source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The folder that is left where the third chunk is never written."""
+    with monkeypatch.context() as patch:
+        add = batch._Sink.add
+        patch.setattr(
+            batch._Sink,
+            "add",
+            lambda self, *words: sys.exit(1) if self.done == 20 else add(self, *words),
+        )
+        with pytest.raises(SystemExit):
+            recommend_file(recommender, source, target, 3)
+    (parts,) = target.parent.glob(f"{target.name}.*.parts")
+    return parts
+
+
+@pytest.mark.parametrize("name", ["o.parquet", "o.jsonl"])
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_a_damaged_part_is_named_and_done_again(
+    recommender: Recommender,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    damage: str,
+) -> None:
+    monkeypatch.setattr(batch, "CHUNK", 10)
+    source, target = tmp_path / "in.jsonl", tmp_path / name
+    write(source, 45)
+    recommend_file(recommender, source, target, 3)
+    whole = target.read_bytes()
+    parts = interrupt(recommender, source, target, monkeypatch)
+    first, second = sorted(parts.iterdir())
+    if damage == "gone":
+        first.unlink()
+    else:
+        content = first.read_bytes()
+        first.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
+    with pytest.warns(UserWarning, match=(second if damage == "gone" else first).name):
+        assert recommend_file(recommender, source, target, 3) == 45
+    assert target.read_bytes() == whole
+
+
+def test_parts_are_removed_where_a_later_line_is_refused(
+    recommender: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "CHUNK", 10)
+    source = tmp_path / "in.jsonl"
+    write(source, 25)
+    source.write_text(source.read_text() + "[" * 100_000 + "\n")
+    with pytest.raises(DataError, match="line 26 is not"):
+        recommend_file(recommender, source, tmp_path / "out.parquet", 1)
+    assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_users_of_several_types_are_refused_in_parquet(
+    recommender: Recommender, tmp_path: Path
+) -> None:
+    rows = [{"user_id": user, "history": ["a"]} for user in (1, "one")]
+    (tmp_path / "in").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match="users have IDs of several types"):
+        recommend_file(recommender, tmp_path / "in", tmp_path / "o.parquet", 1)
+    assert recommend_file(recommender, tmp_path / "in", tmp_path / "o.jsonl", 1) == 2
 
 
 def test_writes_sessions(

@@ -65,8 +65,23 @@ def _root(
         raise typer.Exit()
 
 
-def _system_error(error: Exception) -> Exception | str:
+# torch, faiss and the interpreter each say it in their own words, and mostly as a RuntimeError.
+NO_MEMORY = ("allocate memory", "out of memory", "bad_alloc", "bad allocation", "start new thread")
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    if isinstance(error, MaskGRError):
+        return False  # it may quote anything
+    return isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
+
+
+def _system_error(error: BaseException) -> BaseException | str:
     """What the system refused, as a sentence."""
+    if _lacks_memory(error):
+        return (
+            "there is not enough memory; give it more, or choose a smaller model or batch; nothing "
+            "that was saved before is lost"
+        )
     if not isinstance(error, OSError) or error.strerror is None:
         return error
     where = "" if error.filename is None else f" {error.filename}"
@@ -93,12 +108,14 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort, Interrupted) as stop:
         print("; ".join(["interrupted", *map(str, stop.args)]), file=sys.stderr)
         sys.exit(130)
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # a panic of polars is no Exception
         if debug:
             traceback.print_exc()
         # The class of a usage error depends on typer's release; its method does not.
         usage = getattr(error, "format_message", None)
-        if isinstance(error, (MaskGRError, OSError)) or usage:
+        if isinstance(error, (MaskGRError, OSError)) or usage or _lacks_memory(error):
             message = str(usage() if usage else _system_error(error))
             is_help = message.startswith("Usage: ")  # a group that was called without a command
             print(message if is_help else f"error: {message}", file=sys.stderr)

@@ -3,32 +3,33 @@
 Input: JSONL, gzipped or not, a line per user: {"user_id": ..., "history": [item, ...]}, oldest item
 first. Output, in the same order: user_id, items and scores; where sessions are asked for, sessions
 and scores. It is Parquet where its name ends in .parquet, else JSONL. Until all is done, what is
-done lies beside it under OUTPUT.KEY.part, from which the same command goes on; the key depends on
-the model, the settings and the input.
+done lies beside it in the folder OUTPUT.KEY.parts, from which the same command goes on; the key
+depends on the model, the settings and the input.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import json
 import math
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
 
-from maskgr.artefact import refusal, sync, write_file
+from maskgr.artefact import refusal, remove_folder, sha256, write_file
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.recommender import Recommender
 
 CHUNK = 1024  # users ranked and written at once
+CHECKSUM = 32  # hexadecimal digits
 Answers = list[list[tuple[Any, float]]]  # for each user items or sessions, and their scores
 
 
@@ -63,7 +64,7 @@ def recommend_file(
 
     stat = source.stat()
     about = (stat.st_size, stat.st_mtime_ns, top, session, sorted(options.items()))
-    return _write(target, _key(recommender, *about), chunks, session is not None)
+    return _write(target, _key(recommender, *about), chunks, _answer(recommender, session))
 
 
 def recommend_all(
@@ -91,32 +92,40 @@ def recommend_all(
             yield users.ids.gather(rows).to_list(), answer(rows)
 
     about = ("all users", top, session, sorted(options.items()))
-    return _write(target, _key(recommender, *about), chunks, session is not None)
+    return _write(target, _key(recommender, *about), chunks, _answer(recommender, session))
+
+
+def _answer(recommender: Recommender, session: int | None) -> pl.DataType:
+    """The type of an answer: an item's ID, or a list of them."""
+    item = recommender.items.schema["item_id"]
+    return item if session is None else pl.List(item)
 
 
 def _write(
     target: Path,
     key: str,
     chunks: Callable[[int], Iterator[tuple[list[Any], Answers]]],
-    sessions: bool,
+    answer: pl.DataType,
 ) -> int:
     """Writes what `chunks` gives after the users that are done; returns the number of users."""
-    part = target.with_name(f"{target.name}.{key}.part")
-    what = "sessions" if sessions else "items"
     kind = _Parquet if target.suffix == ".parquet" else _Lines
+    sink = kind(target.with_name(f"{target.name}.{key}.parts"), answer)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sink: _Sink = kind(part, what)
         for users, answers in chunks(sink.done):
             scores = [[_score(score) for _, score in found] for found in answers]
             sink.add(users, [[answer for answer, _ in found] for found in answers], scores)
-        sink.finish(target)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        reason = refusal(error)
-        if reason is None:
-            raise
+        with write_file(target) as draft:
+            sink.join(draft)
+        remove_folder(sink.folder)
+    except (DataError, RequestError):
+        remove_folder(sink.folder)  # the next request is another one, and has another key
+        raise
+    except ArtefactError as error:
+        if not isinstance(error.__cause__, Exception):
+            raise  # no file was refused
         raise ArtefactError(
-            f"cannot write {target}: {reason}; the same command goes on from what is done"
+            f"cannot write {target}: {refusal(error.__cause__)}; the same command goes on from "
+            "what is done"
         ) from error
     return sink.done
 
@@ -125,75 +134,102 @@ def _score(score: float) -> float | None:
     return round(score, 5) if math.isfinite(score) else None
 
 
-class _Sink(Protocol):
-    done: int  # users whose answers are kept
+class _Sink:
+    """What is done, in a folder: a file for each chunk of users, joined at the end.
 
-    def add(self, users: list[Any], answers: list[list[Any]], scores: list[Any]) -> None: ...
+    A file's name has the numbers of its first user and of the one after its last, and its checksum.
+    From the first file that is damaged or missing on, everything is done again.
+    """
 
-    def finish(self, target: Path) -> None: ...
+    suffix: ClassVar[str]
 
-
-class _Lines:
-    """JSONL: whole lines of the part file are kept."""
-
-    def __init__(self, part: Path, what: str) -> None:
-        self.part, self.what = part, what
-        self.done = _finished_lines(part)
-        part.touch()
+    def __init__(self, folder: Path, answer: pl.DataType) -> None:
+        self.folder, self.answer = folder, answer
+        self.files: list[Path] = []
+        self.done = 0  # users
+        for file in sorted(folder.glob(f"*-*-*{self.suffix}")):
+            first, last, checksum = file.stem.split("-")
+            if int(first) != self.done or sha256(file)[:CHECKSUM] != checksum:
+                warnings.warn(
+                    f"{file} is damaged, or the one before it is missing; from user "
+                    f"{self.done + 1:,} on all are ranked again",
+                    stacklevel=2,
+                )
+                break
+            self.files.append(file)
+            self.done = int(last)
 
     def add(self, users: list[Any], answers: list[list[Any]], scores: list[Any]) -> None:
+        last = self.done + len(users)
+        content = self.encode(users, answers, scores)
+        checksum = hashlib.sha256(content).hexdigest()[:CHECKSUM]
+        file = self.folder / f"{self.done:012}-{last:012}-{checksum}{self.suffix}"
+        with write_file(file) as draft:
+            draft.write_bytes(content)
+        self.files.append(file)
+        self.done = last
+
+    def encode(self, users: list[Any], answers: list[list[Any]], scores: list[Any]) -> bytes:
+        raise NotImplementedError
+
+    def join(self, draft: Path) -> None:
+        raise NotImplementedError
+
+
+class _Lines(_Sink):
+    suffix = ".jsonl"
+
+    def encode(self, users: list[Any], answers: list[list[Any]], scores: list[Any]) -> bytes:
+        what = _what(self.answer)
         rows = [
-            {"user_id": user, self.what: found, "scores": own}
+            {"user_id": user, what: found, "scores": own}
             for user, found, own in zip(users, answers, scores, strict=True)
         ]
         lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
-        with self.part.open("a", encoding="utf-8") as out:
-            out.writelines(lines)
-        self.done += len(users)
+        return "".join(lines).encode()
 
-    def finish(self, target: Path) -> None:
-        sync(self.part)
-        os.replace(self.part, target)
-
-
-class _Parquet:
-    """Parquet: a file for each chunk in a folder, joined at the end without reading them whole."""
-
-    def __init__(self, part: Path, what: str) -> None:
-        self.part, self.what = part, what
-        part.mkdir(exist_ok=True)
-        files = sorted(part.glob("[0-9]*.parquet"))
-        with _whole(part):
-            self.done = (
-                int(pl.scan_parquet(files).select(pl.len()).collect().item()) if files else 0
-            )
-
-    def add(self, users: list[Any], answers: list[list[Any]], scores: list[Any]) -> None:
-        columns: dict[str, Sequence[Any]] = {"user_id": users, self.what: answers, "scores": scores}
-        lists = {"scores": pl.List(pl.Float64)}
-        frame = pl.DataFrame(columns, schema_overrides=lists)
-        with write_file(self.part / f"{self.done:012}.parquet") as draft:
-            frame.write_parquet(draft)
-        self.done += len(users)
-
-    def finish(self, target: Path) -> None:
-        files = sorted(self.part.glob("[0-9]*.parquet"))
-        with write_file(target) as draft, _whole(self.part):
-            if files:
-                pl.scan_parquet(files).sink_parquet(draft)
-            else:
-                pl.DataFrame({"user_id": [], self.what: [], "scores": []}).write_parquet(draft)
-        shutil.rmtree(self.part)
+    def join(self, draft: Path) -> None:
+        with draft.open("wb") as out:
+            for file in self.files:
+                with file.open("rb") as part:
+                    shutil.copyfileobj(part, out)
 
 
-@contextlib.contextmanager
-def _whole(part: Path) -> Iterator[None]:
-    try:
-        yield
-    except pl.exceptions.PolarsError as error:
-        if refusal(error):
-            raise
-        raise ArtefactError(f"{part} is damaged ({error}); delete it and start again") from error
+class _Parquet(_Sink):
+    suffix = ".parquet"
+
+    def encode(self, users: list[Any], answers: list[list[Any]], scores: list[Any]) -> bytes:
+        content = BytesIO()
+        self._frame(users, answers, scores).write_parquet(content)
+        return content.getvalue()
+
+    def _frame(self, users: list[Any], answers: list[list[Any]], scores: list[Any]) -> pl.DataFrame:
+        schema = {_what(self.answer): pl.List(self.answer), "scores": pl.List(pl.Float64)}
+        columns = dict(zip(("user_id", *schema), (users, answers, scores), strict=True))
+        try:
+            return pl.DataFrame(columns, schema_overrides=schema)
+        except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
+            raise DataError(
+                f"users have IDs of several types or of none that Parquet has ({error}); write all "
+                "of them the same way, or JSONL"
+            ) from error
+
+    def join(self, draft: Path) -> None:
+        if not self.files:
+            self._frame([], [], []).write_parquet(draft)
+            return
+        try:
+            pl.scan_parquet(self.files).sink_parquet(draft)
+        except pl.exceptions.SchemaError as error:
+            raise DataError(
+                f"users have IDs of several types ({error}); write all of them the same way, or "
+                "JSONL"
+            ) from error
+
+
+def _what(answer: pl.DataType) -> str:
+    """The column of answers: each is an item, or a session of them."""
+    return "sessions" if isinstance(answer, pl.List) else "items"
 
 
 def _key(recommender: Recommender, *settings: Any) -> str:
@@ -219,22 +255,10 @@ def _user(line: str, source: Path, number: int) -> tuple[Any, list[Any]]:
     try:
         row = json.loads(line)
         user, history = row["user_id"], row["history"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(
             f'{source}, line {number} is not {{"user_id": ..., "history": [...]}}; mend it'
         ) from None
     if not isinstance(history, list):
         raise DataError(f"{source}, line {number}: history is not a list of items; mend it")
     return user, history
-
-
-def _finished_lines(part: Path) -> int:
-    """The number of whole lines; an unfinished last line is removed."""
-    if not part.exists():
-        return 0
-    content = part.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with part.open("r+b") as file:
-            file.truncate(whole)
-    return content[:whole].count(b"\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from maskgr.artefact import read_manifest, write_folder
+from maskgr.artefact import read_manifest, recover_all, remove_folder, write_folder
 from maskgr.errors import ArtefactError
 from maskgr.training.batches import Place
 
@@ -47,23 +47,33 @@ class State:
 class Checkpoint:
     """Everything that resuming needs."""
 
-    step: int
+    folder: Path  # with the files that were saved beside the tensors
     state: dict[str, Any]  # numbers and texts
     tensors: dict[str, Tensor]
 
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
 
 def save_checkpoint(
-    run: Path, step: int, state: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    run: Path,
+    step: int,
+    state: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    files: Iterable[Path] = (),
 ) -> None:
-    """Writes `checkpoints/STEP` below `run` and removes all but the newest, and what is of a later
-    step: it was damaged, or this one would not have been reached."""
+    """Writes `checkpoints/STEP` below `run`, with copies of `files`, and removes all but the
+    newest, and what is of a later step: it was damaged, or this one would not have been reached."""
     folder = run / "checkpoints"
     with write_folder(folder / f"{step:010}", KIND, SCHEMA, {"step": step, **state}) as draft:
         save_file({name: t.contiguous() for name, t in tensors.items()}, draft / TENSORS)
+        for file in files:
+            shutil.copyfile(file, draft / file.name)
     found = _newest_first(folder)
     now = [int(own.name) for own in found].index(step)
     for other in (*found[:now], *found[now + KEPT :]):
-        shutil.rmtree(other, ignore_errors=True)
+        remove_folder(other)
 
 
 def load_checkpoint(run: Path) -> Checkpoint | None:
@@ -71,8 +81,8 @@ def load_checkpoint(run: Path) -> Checkpoint | None:
     for folder in _newest_first(run / "checkpoints"):
         try:
             state = read_manifest(folder, KIND, SCHEMA).config
-            return Checkpoint(int(state["step"]), state, load_file(folder / TENSORS))
-        except (ArtefactError, SafetensorError, KeyError, OSError) as error:
+            return Checkpoint(folder, state, load_file(folder / TENSORS))
+        except (ArtefactError, SafetensorError, OSError) as error:
             print(f"warning: {error}; going on from the checkpoint before it", file=sys.stderr)
     return None
 
@@ -80,4 +90,5 @@ def load_checkpoint(run: Path) -> Checkpoint | None:
 def _newest_first(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
+    recover_all(folder)
     return sorted((p for p in folder.iterdir() if p.name.isdigit()), reverse=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import signal
 import sys
 import threading
@@ -396,7 +397,9 @@ class Trainer:
     def _checkpoint(self, *, now: bool = False) -> None:
         due = time.perf_counter() - self.saved_at >= 60 * self.config.checkpoint_minutes
         if self.world.writes and (due or now):
-            save_checkpoint(self.run, self.state.step, asdict(self.state), self._tensors())
+            # With the best network, which a step after this one may replace before a kill.
+            best = [] if self.state.best is None else [self.run / BEST]
+            save_checkpoint(self.run, self.state.step, asdict(self.state), self._tensors(), best)
             self.saved_at = time.perf_counter()
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -423,7 +426,11 @@ class Trainer:
                 f"the checkpoint of {self.run} does not fit this network ({error}); resume with "
                 "the settings it was started with"
             ) from error
+        if self.world.writes and (found.folder / BEST).exists():
+            with write_file(self.run / BEST) as draft:
+                shutil.copyfile(found.folder / BEST, draft)
         self.log.rewind(self.state.step, self.state.tokens)
+        self.world.wait()  # until all have read what the next checkpoint may replace
         return True
 
     def _load(self, tensors: dict[str, Tensor]) -> None:

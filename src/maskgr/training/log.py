@@ -109,15 +109,17 @@ class RunLog:
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
-    """The rows of log.csv; a last line that was cut off by a kill is left out."""
+    """The rows of log.csv that can be read: a kill may have cut off the last."""
     file = run / "log.csv"
     if not file.exists():
         return []
     rows = []
-    for row in csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))):
-        with contextlib.suppress(ValueError, TypeError):
-            rows.append({c: float(row[c]) if row[c] != "" else None for c in COLUMNS})
-    return [{**row, "step": int(row["step"] or 0)} for row in rows]
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+        with contextlib.suppress(ValueError, OverflowError):
+            numbers = [float(value) if value else None for value in line.split(",")]
+            row: dict[str, Any] = dict(zip(COLUMNS, numbers, strict=True))
+            rows.append({**row, "step": int(row["step"] or 0)})
+    return rows
 
 
 def _csv(rows: list[list[Any]]) -> str:
