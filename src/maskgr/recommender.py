@@ -198,7 +198,10 @@ class Recommender:
             )
             chosen = None if like is None else Chosen(like.model, fits_of(like.made))
             training = Training(data, split, config, work, sids, chosen)
+            if work.world.size > 1:
+                work.world.require_alike(f"{data.content} {config}")
             trained = kind.learn(training)
+            work.world.wait()  # until here torchrun can start all processes again
         return cls(
             model=trained,
             items=data.items,

@@ -18,6 +18,7 @@ from maskgr.errors import ArtefactError, RequestError
 from maskgr.models.base import TrainConfig
 from maskgr.recommender import RECOMMENDER, Recommender
 from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.training.distributed import restartable
 from maskgr.training.workspace import require_fresh as require_fresh_training
 from maskgr.update import Update
 from maskgr.update import train as train_update
@@ -113,6 +114,11 @@ def how_to_go_on(out: Path) -> str:
     if (out / TRAINING / ABOUT).exists():
         return "go on with --resume"
     return "nothing was trained yet, so give the same command again"
+
+
+def goes_on(out: Path) -> bool:
+    """Whether a training in `out` was begun and `torchrun` has started its processes again."""
+    return restartable() and (out / TRAINING / ABOUT).exists()
 
 
 def require_fresh(out: Path) -> None:

@@ -204,7 +204,10 @@ def train(
             workspace(folder, device=config.device, resume=resume, progress=progress)
         )
         training = Training(update.data, split, config, work)
+        if work.world.size > 1:
+            work.world.require_alike(f"{update.data.content} {config}")
         trained = require(before.model, Updates).update(training)
+        work.world.wait()  # as in `Recommender.train`
     return replace(
         before,
         model=trained,

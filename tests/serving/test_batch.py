@@ -13,7 +13,7 @@ import pytest
 from maskgr import Dataset, Recommender
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.recommender import Session
-from maskgr.serving import batch
+from maskgr.serving import batch, histories
 from maskgr.serving.batch import recommend_all, recommend_file
 from tests.models.tiny import shop
 
@@ -165,6 +165,11 @@ def test_reads_gzip(recommender: Recommender, tmp_path: Path) -> None:
         ('{"user_id": 1}', "line 2 is not"),
         ("[1, 2]", "line 2 is not"),
         ('{"user_id": 1, "history": "a"}', "line 2: history is not a list"),
+        ('{"user_id": [1], "history": []}', "line 2: user_id is no text and no number of 64 bits"),
+        (
+            '{"user_id": "1", "history": []}',
+            "line 2: user_id is '1' where earlier lines have anoth",
+        ),
     ],
 )
 def test_raises_with_the_number_of_a_bad_line(
@@ -182,10 +187,11 @@ def test_raises_when_file_is_missing_or_item_is_unknown(
 ) -> None:
     with pytest.raises(DataError, match="there is no file"):
         recommend_file(recommender, tmp_path / "nothing", tmp_path / "out", 1)
-    (tmp_path / "in").write_text('{"user_id": 1, "history": ["ghost"]}\n')
-    with pytest.raises(RequestError, match="item 'ghost'"):
+    good = '{"user_id": 1, "history": ["a"]}\n'
+    (tmp_path / "in").write_text(good * 5 + good.replace("a", "ghost") + good)
+    with pytest.raises(DataError, match="in, line 6: item 'ghost' of the history is not in"):
         recommend_file(recommender, tmp_path / "in", tmp_path / "out", 1)
-    assert recommend_file(recommender, tmp_path / "in", tmp_path / "out", 1, unknown="skip") == 1
+    assert recommend_file(recommender, tmp_path / "in", tmp_path / "out", 1, unknown="skip") == 7
 
 
 @pytest.mark.parametrize("name", ["o.parquet", "o.jsonl"])
@@ -247,3 +253,48 @@ def test_raises_when_the_output_cannot_be_written(recommender: Recommender, tmp_
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtefactError, match=r"cannot write .*file/o\.jsonl: "):
         recommend_file(recommender, tmp_path / "in.jsonl", tmp_path / "file" / "o.jsonl", 1)
+
+
+def test_reads_parquet_in_pieces_and_keeps_the_types(
+    recommender: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "CHUNK", 4)
+    monkeypatch.setattr(histories, "READ", 10)
+    users = pl.Series("user_id", range(23), pl.UInt16)
+    frame = pl.DataFrame([users, pl.Series("history", [["abcdef"[n % 6]] for n in range(23)])])
+    source, target = tmp_path / "in.parquet", tmp_path / "o.parquet"
+    frame.write_parquet(source, row_group_size=7)
+    assert recommend_file(recommender, source, target, 2) == 23
+    found = pl.read_parquet(target)
+    assert found["user_id"].equals(users)
+    expected = recommender.recommend(frame["history"].to_list(), 2)
+    assert found["items"].to_list() == [[r.item_id for r in row] for row in expected]
+    frame.clear().write_parquet(source)  # no user at all
+    assert recommend_file(recommender, source, target, 2) == 0
+    assert pl.read_parquet(target).schema == found.schema
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (
+            {"user_id": [1], "items": [["a"]]},
+            r"in.parquet has no column history \(it has: user_id,",
+        ),
+        ({"user_id": [1], "history": ["a"]}, "in.parquet: the column history is String; write lis"),
+        ({"user_id": [1, 2], "history": [["a"], None]}, "in.parquet, row 2: history is not a list"),
+        ({"user_id": [1, 2], "history": [["a"], ["x"]]}, "in.parquet, row 2: item 'x' of the hist"),
+        (None, "cannot read .*in.parquet: "),
+    ],
+)
+def test_raises_with_what_is_wrong_with_a_parquet_file(
+    recommender: Recommender, tmp_path: Path, columns: dict[str, Any] | None, expected: str
+) -> None:
+    source = tmp_path / "in.parquet"
+    if columns is None:
+        source.write_bytes(b"PAR1 and no more")
+    else:
+        pl.DataFrame(columns).write_parquet(source)
+    with pytest.raises(DataError, match=expected):
+        recommend_file(recommender, source, tmp_path / "o.parquet", 1)
+    assert not (tmp_path / "o.parquet").exists()

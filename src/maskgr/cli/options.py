@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 import typer.core
@@ -145,6 +145,21 @@ GuidanceOption = Annotated[
     typer.Option("--guidance", min=0, help="Weight of classifier-free guidance; 0 is none."),
 ]
 
+Engine = Literal["plain", "ray"]
+EngineOption = Annotated[
+    Engine, typer.Option("--engine", help="This process, or actors on Ray (maskgr[ray]).")
+]
+ActorsOption = Annotated[
+    int | None,
+    typer.Option("--actors", min=1, help="Actors on Ray; by default one for each CPU."),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address", help="A Ray cluster, e.g. HOST:6379; by default one here, for this job."
+    ),
+]
+
 
 class DefaultCommand(typer.core.TyperGroup):
     """A group in which one command's name may be left out."""
@@ -155,6 +170,15 @@ class DefaultCommand(typer.core.TyperGroup):
         if args and args[0] not in self.commands and args[0] != "--help":
             args = [self.default, *args]
         return super().parse_args(ctx, args)
+
+
+def ray_options(engine: Engine, actors: int | None, address: str | None) -> dict[str, Any]:
+    """The options of Ray, which have no effect without it."""
+    options = {"actors": actors, "address": address}
+    given = [name for name, value in options.items() if value is not None]
+    if engine == "plain" and given:
+        raise RequestError(f"--{given[0]} goes with --engine ray")
+    return options
 
 
 def split_ids(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +18,13 @@ from maskgr.cli.console import (
     show_sessions,
 )
 from maskgr.cli.options import (
+    ActorsOption,
+    AddressOption,
     AllowOption,
     BeamsOption,
     CacheOption,
     DenyOption,
+    EngineOption,
     GuidanceOption,
     HistoryOption,
     JsonOption,
@@ -36,6 +40,7 @@ from maskgr.cli.options import (
     WhereOption,
     choose_decoding,
     listed,
+    ray_options,
     split_ids,
 )
 from maskgr.errors import RequestError
@@ -52,15 +57,26 @@ def recommend(
     session: SessionOption = None,
     source: Annotated[
         Path | None,
-        typer.Option("--input", help='JSONL, a line per user: {"user_id": …, "history": […]}.'),
+        typer.Option(
+            "--input",
+            help='JSONL, a line per user: {"user_id": …, "history": […]}; Parquet with these '
+            "columns; or a folder of such files.",
+        ),
     ] = None,
     all_users: Annotated[
         bool, typer.Option("--all-users", help="For every user of the training data.")
     ] = False,
     target: Annotated[
         Path | None,
-        typer.Option("--output", help="Parquet or JSONL to write; resumed if interrupted."),
+        typer.Option(
+            "--output",
+            help="Parquet or JSONL to write, or a folder, with a Parquet file for each of the "
+            "input; resumed if interrupted.",
+        ),
     ] = None,
+    engine: EngineOption = "plain",
+    actors: ActorsOption = None,
+    address: AddressOption = None,
     allow: AllowOption = "",
     deny: DenyOption = "",
     where: WhereOption = None,
@@ -80,6 +96,9 @@ def recommend(
     from maskgr.recommender import Recommender
 
     _require_one_question(history, user, source, all_users, target, as_json)
+    on_ray = ray_options(engine, actors, address)
+    if engine == "ray" and (source is None or not source.is_dir()):
+        raise RequestError("--engine ray needs a folder of files as --input")
     recommender = Recommender.load(run)
     decoding = choose_decoding(
         recommender,
@@ -99,15 +118,20 @@ def recommend(
         "unknown": unknown,
         "decoding": decoding,
     }
+    how |= {"top": top, "session": session}
     if target is not None:
-        _to_file(recommender, source, target, top, session, how)
+        if source is not None and source.is_dir():
+            _to_folder(recommender, source, target, how, run if engine == "ray" else None, on_ray)
+        else:
+            _to_file(recommender, source, target, how)
         return
+    del how["session"]
     asked = [recommender.history_of(user) if user is not None else split_ids(history)]
     if session is None:
-        rows = described(recommender, recommender.recommend(asked, top, **how)[0])
+        rows = described(recommender, recommender.recommend(asked, **how)[0])
         show = show_recommendations
     else:
-        found = recommender.sessions(asked, session, top, **how)[0]
+        found = recommender.sessions(asked, session, **how)[0]
         rows, show = described_sessions(recommender, found), show_sessions
     if as_json:
         print_json(rows)
@@ -138,21 +162,42 @@ def _require_one_question(
 
 
 def _to_file(
-    recommender: Recommender,
-    source: Path | None,
-    target: Path,
-    top: int,
-    session: int | None,
-    how: dict[str, Any],
+    recommender: Recommender, source: Path | None, target: Path, how: dict[str, Any]
 ) -> None:
     from maskgr.serving.batch import recommend_all, recommend_file
 
     with interruptible("the same command goes on"):
         if source is None:
-            done = recommend_all(recommender, target, top, session=session, **how)
+            done = recommend_all(recommender, target, **how)
         else:
-            done = recommend_file(recommender, source, target, top, session=session, **how)
+            done = recommend_file(recommender, source, target, **how)
     print(f"{done:,} users; saved to {target}")
+
+
+def _to_folder(
+    recommender: Recommender,
+    source: Path,
+    target: Path,
+    how: dict[str, Any],
+    run: Path | None,
+    on_ray: dict[str, Any],
+) -> None:
+    """`run`: where actors on Ray load the recommender from; None: no Ray."""
+    from maskgr.serving.batch import model_key
+    from maskgr.serving.shards import recommend_folder
+
+    engine = None
+    if run is not None:
+        from maskgr.serving.on_ray import recommend_shards
+
+        model = model_key(recommender)
+        engine = partial(recommend_shards, run=run.absolute(), model=model, **on_ray)
+    with interruptible("the same command goes on"):
+        done = recommend_folder(
+            recommender, source.absolute(), target.absolute(), engine=engine, **how
+        )
+    before = f" ({done.before:,} were there)" if done.before else ""
+    print(f"{done.users:,} users in {done.files:,} files{before}; saved to {target}")
 
 
 def explain(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from maskgr.cli.console import print_json, show_notes, show_portrait, show_report
 from maskgr.cli.options import (
+    ActorsOption,
+    AddressOption,
     ColumnsOption,
     DataArgument,
     DefaultCommand,
     DeviceOption,
+    EngineOption,
     EventsOption,
     JsonOption,
     KCoreOption,
@@ -24,11 +28,15 @@ from maskgr.cli.options import (
     UnknownItemsOption,
     UnusedItemsOption,
     data_config,
+    ray_options,
 )
 from maskgr.data.config import DataConfig
 from maskgr.errors import RequestError
 from maskgr.settings import apply_settings
 from maskgr.sids.config import EncoderConfig, Policy, QuantizerConfig, QuantizerName, SidsConfig
+
+if TYPE_CHECKING:
+    from maskgr.data.dataset import Dataset
 
 
 class _DefaultMake(DefaultCommand):
@@ -67,6 +75,9 @@ def make(
     settings: SettingsOption = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same IDs.")] = 0,
     device: DeviceOption = None,
+    engine: EngineOption = "plain",
+    actors: ActorsOption = None,
+    address: AddressOption = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw the report to this PNG.")] = None,
     k_core: KCoreOption = DataConfig.k_core,
     unknown_items: UnknownItemsOption = DataConfig.unknown_items,
@@ -89,13 +100,16 @@ def make(
         EncoderConfig(encoder, template), QuantizerConfig(quantizer, levels, codes), unique
     )
     config = apply_settings(config, settings or ())
+    on_ray = ray_options(engine, actors, address)
     reading = data_config(
         k_core, unknown_items, unused_items, repeats, columns, events, targets, text
     )
     dataset = open_dataset(data, reading)
     show_notes(dataset)
-    progress = sys.stderr.isatty()
-    made = SemanticIds.make(dataset, config, seed=seed, device=device or "auto", progress=progress)
+    how: dict[str, Any] = {"device": device or "auto", "progress": sys.stderr.isatty()}
+    if engine == "ray":
+        how |= _on_ray(config, dataset, device, on_ray)
+    made = SemanticIds.make(dataset, config, seed=seed, **how)
     found = report(made)
     made.save(out, report=found.to_dict())
     if picture is not None:
@@ -107,6 +121,23 @@ def make(
     else:
         show_report(found)
         print(f"saved to {out}")
+
+
+def _on_ray(
+    config: SidsConfig, dataset: Dataset, device: str | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    """How texts are encoded by actors, which have CPUs."""
+    from maskgr.serving.on_ray import encode_texts
+    from maskgr.sids.encoders import resolved
+
+    given = dataset.embeddings is not None
+    if resolved(config.encoder, given=given).encoder == "embeddings":
+        raise RequestError(
+            "--engine ray encodes texts, and the dataset's own embeddings are used; leave it out"
+        )
+    if device not in (None, "cpu"):
+        raise RequestError(f"--engine ray works on CPUs; leave --device {device} out")
+    return {"device": "cpu", "encode_all": partial(encode_texts, **options)}
 
 
 @app.command()

@@ -102,10 +102,11 @@ def _train(
     processes: int | None,
 ) -> None:
     from maskgr.data.open import open_dataset
-    from maskgr.run import require_fresh, start_run
+    from maskgr.run import goes_on, require_fresh, start_run
     from maskgr.training.distributed import companions
 
     count = count_processes(processes, config)
+    resume = resume or goes_on(out)
     if not resume:
         require_fresh(out)  # before the data are read and other processes are started
     dataset = open_dataset(data, reading)

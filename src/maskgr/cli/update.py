@@ -62,10 +62,11 @@ def _update(
     from maskgr.cli.items import new_vectors
     from maskgr.data.tables import read_table
     from maskgr.recommender import Recommender
-    from maskgr.run import require_fresh, start_update
+    from maskgr.run import goes_on, require_fresh, start_update
     from maskgr.training.distributed import companions
     from maskgr.update import prepare, update_config
 
+    resume = resume or goes_on(out)
     if not resume:
         require_fresh(out)
     before = Recommender.load(run)

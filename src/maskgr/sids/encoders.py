@@ -34,6 +34,10 @@ from maskgr.sids.vectors import Floats
 _BATCHES_PER_CALL = 4  # enough texts to sort by length, few enough to lose when killed
 
 
+# Encodes lists of texts, each at once: the number of a list and its vectors, in any order.
+EncodeAll = Callable[[EncoderConfig, str, Sequence[list[str]]], Iterator[tuple[int, Floats]]]
+
+
 class NoTextError(DataError):
     """No item has any text."""
 
@@ -59,11 +63,12 @@ def embed_items(
     device: str = "auto",
     cache: Path | None = None,
     progress: bool = False,
+    encode_all: EncodeAll | None = None,
 ) -> Floats:
     """(items, d) a vector for every row of the items table.
 
     The encoder `embeddings` returns the given matrix after checks, all others encode the items'
-    texts. `device`, `cache` and `progress` are those of `encode_items`.
+    texts. The other arguments are those of `encode_items`.
     """
     if items.is_empty():
         raise DataError("there are no items to encode; check that the items table has rows")
@@ -76,10 +81,12 @@ def embed_items(
             )
         check_embeddings(embeddings, items["item_id"], "the dataset's matrix", Problems())
         return np.ascontiguousarray(embeddings, dtype=np.float32)
+    how: dict[str, Any] = {"device": device, "cache": cache, "progress": progress}
+    how["encode_all"] = encode_all
     texts = item_texts(items, config.template, config.text)
     known = np.array([bool(text) and not text.isspace() for text in texts])
     if known.all():
-        return encode_items(texts, config, device=device, cache=cache, progress=progress)
+        return encode_items(texts, config, **how)
     if not known.any():
         raise NoTextError(
             f"none of the {len(texts):,} items has text; fill in a column, or name others with "
@@ -91,7 +98,7 @@ def embed_items(
         stacklevel=2,
     )
     some = [text for text, own in zip(texts, known, strict=True) if own]
-    encoded = encode_items(some, config, device=device, cache=cache, progress=progress)
+    encoded = encode_items(some, config, **how)
     vectors = np.tile(encoded.mean(axis=0), (len(texts), 1))
     vectors[known] = encoded
     return vectors
@@ -104,12 +111,14 @@ def encode_items(
     device: str = "auto",
     cache: Path | None = None,
     progress: bool = False,
+    encode_all: EncodeAll | None = None,
 ) -> Floats:
     """(texts, d) a vector for every text.
 
     Models run on the `device` (WordLlama always on the CPU). Equal texts are encoded once. With a
     `cache` folder, texts that this encoder has met before are not encoded again, and an
-    interrupted call continues where it stopped when it is called again.
+    interrupted call continues where it stopped when it is called again. `encode_all` encodes
+    elsewhere than in this process.
     """
     config = resolved(config, given=False)
     backend = _backend(config, device)
@@ -122,13 +131,13 @@ def encode_items(
     # Longest first: if memory runs out it does so at once, and the remaining time only shrinks.
     missing = sorted(table.missing(), key=lambda row: -len(unique[row]))
     if missing:
-        encode = backend.load()
         step = config.batch_size * _BATCHES_PER_CALL
+        calls = [missing[start : start + step] for start in range(0, len(missing), step)]
+        lists = [[unique[row] for row in rows] for rows in calls]
         with store, _progress_bar(len(missing), progress) as advance:
-            for start in range(0, len(missing), step):
-                rows = missing[start : start + step]
-                vectors = encode([unique[row] for row in rows])
-                _refuse_nan(vectors, [unique[row] for row in rows], texts, config.encoder)
+            for call, vectors in (encode_all or _encode_here)(config, device, lists):
+                rows = calls[call]
+                _refuse_nan(vectors, lists[call], texts, config.encoder)
                 table.put(rows, vectors)
                 store.add([keys[row] for row in rows], vectors)
                 advance(len(rows))
@@ -136,6 +145,17 @@ def encode_items(
         return table.vectors
     number = {text: row for row, text in enumerate(unique)}
     return table.vectors[[number[text] for text in texts]]
+
+
+def load_encoder(config: EncoderConfig, device: str) -> Encode:
+    """The model that turns a list of texts into (texts, d) vectors."""
+    return _backend(config, device).load()
+
+
+def _encode_here(
+    config: EncoderConfig, device: str, calls: Sequence[list[str]]
+) -> Iterator[tuple[int, Floats]]:
+    return enumerate(map(load_encoder(config, device), calls))
 
 
 class _Table:

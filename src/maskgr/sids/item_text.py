@@ -16,7 +16,7 @@ from maskgr.data.download import cache_folder
 from maskgr.data.tables import read_matrix
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.sids.config import EncoderConfig
-from maskgr.sids.encoders import NoTextError, embed_items, resolved
+from maskgr.sids.encoders import EncodeAll, NoTextError, embed_items, resolved
 from maskgr.sids.vectors import Floats
 
 KIND, SCHEMA = "item-text", 1
@@ -38,8 +38,9 @@ class ItemText:
         device: str = "auto",
         cache: Path | None = None,
         progress: bool = False,
+        encode_all: EncodeAll | None = None,
     ) -> ItemText:
-        """Texts whose vectors are in the folder `cache` are not encoded again.
+        """Texts whose vectors are in the folder `cache` are not encoded again; see `encode_items`.
 
         Where no item has any text, all have the same embedding, a one.
         """
@@ -54,6 +55,7 @@ class ItemText:
                 device=device,
                 cache=cache or cache_folder() / "embeddings",
                 progress=progress,
+                encode_all=encode_all,
             )
         except NoTextError:
             vectors = np.ones((len(data.items), 1), dtype=np.float32)

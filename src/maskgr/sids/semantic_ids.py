@@ -20,6 +20,7 @@ from maskgr.devices import pick_device
 from maskgr.errors import ArtefactError, DataError, RequestError
 from maskgr.sids.collaborative import Collaborative
 from maskgr.sids.config import EncoderConfig, Policy, SidsConfig
+from maskgr.sids.encoders import EncodeAll
 from maskgr.sids.item_text import ItemText
 from maskgr.sids.quantizers import Quantizer, fit_quantizer, load_quantizer, save_quantizer
 from maskgr.sids.uniqueness import fitting_policy, make_unique, place_new
@@ -52,17 +53,19 @@ class SemanticIds:
         device: str = "auto",
         cache: Path | None = None,
         progress: bool = False,
+        encode_all: EncodeAll | None = None,
     ) -> SemanticIds:
         """Text -> vectors -> digits for every item of `dataset`.
 
         The same seed gives the same digits. Texts whose vectors are in the folder `cache` are not
-        encoded again.
+        encoded again; `encode_all` encodes them elsewhere than in this process.
         """
         config = config or SidsConfig()
         if isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
             raise RequestError(f"seed is {seed!r}; give a whole number from 0 to {MAX_SEED:,}")
         pick_device(device)  # a wrong device is refused now, not when a model needs it
-        text = ItemText.make(dataset, config.encoder, device=device, cache=cache, progress=progress)
+        how: dict[str, Any] = {"device": device, "cache": cache, "progress": progress}
+        text = ItemText.make(dataset, config.encoder, encode_all=encode_all, **how)
         vectors = text.embeddings
         quantizer = fit_quantizer(
             vectors, config.quantizer, normalise=True, seed=seed, device=device, progress=progress

@@ -1,4 +1,5 @@
-"""One process or many: the same code trains under `torchrun`, one process a device.
+"""One process or many: the same code trains under `torchrun`, one process a device, on one machine
+or on several.
 
 On a CPU several processes of one thread each do more than one process with as many threads: they
 meet once a step, not at every operation, and a busy core holds up the others less.
@@ -9,12 +10,15 @@ sequences. So many processes do what one would with the same batch, up to roundi
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +32,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from maskgr.devices import pick_device
-from maskgr.errors import RequestError
+from maskgr.errors import ArtefactError, RequestError
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,16 @@ class World:
         dist.broadcast(shared, src=0)
         return int(shared.item())
 
+    def require_alike(self, about: str) -> None:
+        """Raises in every process where one of them has another text: on several machines the
+        command is given several times."""
+        own = int.from_bytes(hashlib.sha256(about.encode()).digest()[:7])
+        if int(self.total(torch.tensor(own != self.agree(own), dtype=torch.int64).to(self.device))):
+            raise RequestError(
+                "the processes of this training have different data or settings; start all of them "
+                "with the same command on the same data"
+            )
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
@@ -92,12 +106,56 @@ def world(device: str = "auto") -> Iterator[World]:
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     store, rank, size = next(rendezvous("env://", timeout=MEETING))
     store.set_timeout(PATIENCE)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     try:
+        if restartable():
+            store = _of_this_start(store, rank, size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         yield World(dist.get_rank(), size, chosen)
+    except RuntimeError as error:
+        # gloo has no error class of its own.
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise ArtefactError(
+            "a process that trains with this one stopped, for the reason that it gave; go on with "
+            "--resume"
+        ) from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         torch.set_num_threads(threads)  # what one process does after that, it does alone
+
+
+def _of_this_start(store: dist.Store, rank: int, size: int) -> dist.Store:
+    """A part of `torchrun`'s store that no earlier start of the processes has written to.
+
+    It lasts as long as `torchrun` itself, and a process that is started again would read the
+    addresses of dead ones in it (github.com/pytorch/pytorch/issues/135712). So every process signs
+    in with a new token, and the tokens that all of them see name the part.
+    """
+    store.set(f"start/{rank}", secrets.token_hex(8))
+    end, seen = time.monotonic() + MEETING.total_seconds(), ""
+    while time.monotonic() < end:
+        tokens = "-".join(store.get(f"start/{n}").decode() for n in range(size))
+        if store.add(tokens, int(tokens != seen)) == size:
+            return dist.PrefixStore(tokens, store)
+        seen = tokens
+        time.sleep(0.05)
+    raise dist.DistError("not all processes have started")
+
+
+def on_one_machine() -> bool:
+    """Whether all processes of this training are on this machine."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    return os.environ.get("LOCAL_WORLD_SIZE", size) == size
+
+
+def restartable() -> bool:
+    """Whether `torchrun` starts dead processes again, each with the same command.
+
+    It also starts those again that live, when a machine is replaced; TORCHELASTIC_RESTART_COUNT
+    does not count that.
+    """
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
 FOLLOWS = "MASKGR_FOLLOWS"  # set in processes that `companions` started
