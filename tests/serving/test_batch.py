@@ -123,7 +123,7 @@ def test_users_of_several_types_are_refused_in_parquet(
 ) -> None:
     rows = [{"user_id": user, "history": ["a"]} for user in (1, "one")]
     (tmp_path / "in").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match="users have IDs of several types"):
+    with pytest.raises(DataError, match="line 2: user_id is .* where earlier lines have another"):
         recommend_file(recommender, tmp_path / "in", tmp_path / "o.parquet", 1)
     assert recommend_file(recommender, tmp_path / "in", tmp_path / "o.jsonl", 1) == 2
 

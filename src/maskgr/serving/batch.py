@@ -231,13 +231,7 @@ class _Parquet(_Sink):
 
     def encode(self, columns: list[list[Any]]) -> bytes:
         content = BytesIO()
-        try:
-            frame = pl.DataFrame(dict(zip(self.schema, columns, strict=True)), self.schema)
-        except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
-            raise DataError(
-                f"users have IDs of several types or of none that Parquet has ({error}); write all "
-                "of them the same way, or JSONL"
-            ) from error
+        frame = pl.DataFrame(dict(zip(self.schema, columns, strict=True)), self.schema)
         frame.write_parquet(content)
         return content.getvalue()
 

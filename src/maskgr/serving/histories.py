@@ -98,7 +98,7 @@ def _row(line: str, source: Path, number: int) -> Row:
     try:
         row = json.loads(line)
         user, history = row["user_id"], row["history"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(
             f'{source}, line {number} is not {{"user_id": ..., "history": [...]}}; mend it'
         ) from None
