@@ -23,7 +23,15 @@ import numpy.typing as npt
 from maskgr.sids.config import FitOptions, QuantizerConfig
 from maskgr.sids.kmeans import k_means, nearest, sample_rows
 from maskgr.sids.progress import steps
-from maskgr.sids.vectors import Digits, Floats, chunks, fillable_codes, prepare, unit
+from maskgr.sids.vectors import (
+    Digits,
+    Floats,
+    chunks,
+    code_means,
+    fillable_codes,
+    prepare,
+    unit,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +122,7 @@ def _fit_level(residuals: Floats, codes: int, normalise: bool, seed: int) -> tup
     digits = np.empty(len(residuals), np.int32)
     for part in chunks(len(residuals)):
         digits[part] = _assign(residuals[part], centroids, normalise)
-    offsets = _means(residuals, digits, codes)
+    offsets = code_means(residuals, digits, codes)
     for part in chunks(len(residuals)):
         residuals[part] -= offsets[digits[part]]
     return centroids, offsets
@@ -122,19 +130,3 @@ def _fit_level(residuals: Floats, codes: int, normalise: bool, seed: int) -> tup
 
 def _assign(residuals: Floats, centroids: Floats, normalise: bool) -> npt.NDArray[np.int32]:
     return nearest(unit(residuals) if normalise else residuals, centroids)
-
-
-def _means(residuals: Floats, digits: npt.NDArray[np.int32], codes: int) -> Floats:
-    """(codes, k) the mean residual of each code, zero for a code that nothing has."""
-    from scipy.sparse import csr_array  # type: ignore[import-untyped]
-
-    sums = np.zeros((codes, residuals.shape[1]))
-    for part in chunks(len(residuals)):
-        own = digits[part]
-        members = csr_array(
-            (np.ones(len(own)), (own, np.arange(len(own)))), shape=(codes, len(own))
-        )
-        sums += members @ residuals[part]
-    counts = np.bincount(digits, minlength=codes)
-    means: Floats = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
-    return means

@@ -72,6 +72,22 @@ def distinct_rows(rows: Floats, order: npt.NDArray[np.integer], limit: int) -> l
     return found
 
 
+def code_means(rows: Floats, digits: npt.NDArray[np.integer], codes: int) -> Floats:
+    """(codes, k) the mean of the `rows` (n, k) of each code, zero for a code that nothing has."""
+    from scipy.sparse import csr_array  # type: ignore[import-untyped]
+
+    sums = np.zeros((codes, rows.shape[1]))
+    for part in chunks(len(rows)):
+        own = digits[part]
+        members = csr_array(
+            (np.ones(len(own)), (own, np.arange(len(own)))), shape=(codes, len(own))
+        )
+        sums += members @ rows[part]
+    counts = np.bincount(digits, minlength=codes)
+    means: Floats = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
+    return means
+
+
 def chunks(count: int) -> Iterator[slice]:
     """Slices that cover `count` rows, so that temporary arrays stay small."""
     return (slice(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
