@@ -434,11 +434,14 @@ class Recommender:
         require_choice("by", by, Likeness)
         item = int(self.numbers([item_id], "this request")[0])
         top, allowed = self._top(top), self.allowed(allow, deny, "raise", where)
+        left = np.ones(len(self.items), dtype=bool) if allowed is None else allowed.copy()
+        left[item] = False
         if by == "vectors":
             scores = cosines(require(self.model, HasItemVectors), item, len(self.items))
         else:
-            scores = shared_digits(require(self.model, HasSids).semantic_ids(), item)
-        found = most_similar(scores, item, top, allowed)
+            sids = require(self.model, HasSids).semantic_ids()
+            scores = shared_digits(sids, item, top, left)
+        found = most_similar(scores, top, left)
         ids = self.items["item_id"]
         return [Recommendation(ids[number], float(scores[number])) for number in found.tolist()]
 

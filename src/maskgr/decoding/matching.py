@@ -80,9 +80,8 @@ class CodeIndex:
         """
         level, start, length = self._shortest(codes, revealed)
         owners = torch.repeat_interleave(length)
-        within = (
-            torch.arange(len(owners), device=owners.device) - (length.cumsum(0) - length)[owners]
-        )
+        first = length.cumsum(0) - length
+        within = torch.arange(len(owners), device=owners.device) - first[owners]
         items = self._orders[level[owners], start[owners] + within].long()
         return self._agreeing(Matches(items, owners), codes, revealed)
 

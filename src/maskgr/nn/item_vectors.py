@@ -117,9 +117,9 @@ class DigitVectors(nn.Module):
         """`codes` (items, levels), below `sizes` (levels,); data, neither learned nor saved."""
         super().__init__()
         self.digits = nn.EmbeddingBag(sum(sizes), width, mode="sum")
-        starts = torch.tensor((0, *accumulate(sizes))[:-1], device=codes.device)
         small = torch.int16 if sum(sizes) <= torch.iinfo(torch.int16).max else torch.int32
-        self.register_buffer("codes", (codes + starts).to(small), persistent=False)
+        starts = torch.tensor((0, *accumulate(sizes))[:-1], device=codes.device, dtype=small)
+        self.register_buffer("codes", codes.to(small) + starts, persistent=False)
 
     def forward(self, numbers: Tensor | None = None) -> Tensor:
         """(items, width) of the items `numbers` (items,), or of the whole catalogue."""

@@ -1,4 +1,4 @@
-"""The optimiser of all networks: AdamW, which moves only those rows of a large table that were used."""
+"""The optimiser of all networks: AdamW, in which the rows of a large table move when used."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from maskgr.sids.vectors import (
     code_means,
     fillable_codes,
     prepare,
+    prepared_parts,
     unit,
 )
 
@@ -66,10 +67,10 @@ class ResidualKMeans:
         return (int(self.centroids.shape[1]),) * len(self.centroids)
 
     def encode(self, vectors: npt.ArrayLike) -> Digits:
-        rows = prepare(vectors, normalise=self.normalise)
-        digits = np.empty((len(rows), len(self.centroids)), np.int32)
-        for part in chunks(len(rows)):
-            residuals = _project(rows[part], self.mean, self.basis)
+        vectors = np.asarray(vectors)
+        digits = np.empty((len(vectors), len(self.centroids)), np.int32)
+        for part, rows in prepared_parts(vectors, normalise=self.normalise):
+            residuals = _project(rows, self.mean, self.basis)
             for level, (centroids, offsets) in enumerate(
                 zip(self.centroids, self.offsets, strict=True)
             ):

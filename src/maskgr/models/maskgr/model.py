@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -98,9 +99,13 @@ class MaskGR(Trainable):
         self.neighbours, self.bias, self.change = neighbours, bias or Bias(), change
         self.history = history.requires_grad_(self.history_learns).eval()
         self.denoiser = Denoiser(own.transformer, sids.codebook_sizes, own.session)
-        self.codes: Tensor
-        self.register_buffer("codes", torch.from_numpy(sids.digits).long(), persistent=False)
-        self.index = CodeIndex(self.codes, sids.codebook_sizes)
+        self.codes: Tensor  # (items, levels) int32, on a CPU those of the IDs themselves
+        self.register_buffer("codes", torch.from_numpy(sids.digits), persistent=False)
+
+    @cached_property
+    def index(self) -> CodeIndex:
+        """Which items have which digits; made when it is first needed, since one step needs none."""
+        return CodeIndex(self.codes, self.sids.codebook_sizes)
 
     @property
     def levels(self) -> int:
@@ -118,7 +123,7 @@ class MaskGR(Trainable):
     def to(self, *arguments: Any, **options: Any) -> Self:
         moved = super().to(*arguments, **options)
         self.history.eval()  # drops the table that it kept
-        self.index = CodeIndex(self.codes, self.sids.codebook_sizes)
+        self.__dict__.pop("index", None)
         return moved
 
     def train(self, mode: bool = True) -> Self:
@@ -294,7 +299,6 @@ class MaskGR(Trainable):
         for rows in portions(histories, limit):  # once for all biases
             hidden = self.history.last_states(histories.select(rows))
             queries[torch.from_numpy(rows).to(self.device)] = self.history.queries(hidden)
-
         top = min(10, len(self.codes))
         shortlist = Shortlist.of(self.history, self.neighbours, histories, queries, top)
         return choose_bias(
@@ -544,8 +548,7 @@ def _digit_vectors(own: MaskGRConfig, sids: SemanticIds) -> DigitVectors | None:
     """Item vectors as sums of digits' vectors, where the settings ask for them."""
     if own.vectors != "digits":
         return None
-    codes = torch.from_numpy(sids.digits).long()
-    return DigitVectors(own.transformer.width, codes, sids.codebook_sizes)
+    return DigitVectors(own.transformer.width, torch.from_numpy(sids.digits), sids.codebook_sizes)
 
 
 MaskGR.presets = PRESETS
