@@ -80,10 +80,10 @@ class Model:
         """(items,) on the scores: of the items that the user had, and of their neighbours."""
         bias = np.zeros(len(self.ids), dtype=np.float32)
         if "follow" in how:
-            strengths = np.zeros(len(bias))
+            strengths, offsets = np.zeros(len(bias)), self.arrays["neighbour_offsets"]
             for age, item in enumerate(history[::-1][: how["recent"]]):
-                own = self.arrays["strengths"][item]  # 0 where there are no more neighbours
-                np.add.at(strengths, self.arrays["neighbours"][item], own * 0.5**age)
+                own = slice(offsets[item], offsets[item + 1])
+                strengths[self.arrays["neighbours"][own]] += self.arrays["strengths"][own] * 0.5**age
             bias[:] = how["follow"] * np.log1p(strengths / how["floor"])
         bias[history] = how["repeat"]
         return bias
@@ -166,7 +166,7 @@ def checked(folder):
         if (folder / "maskgr.sha256").read_text().split()[0] != hashlib.sha256(content).hexdigest():
             sys.exit(f"{folder / 'maskgr.json'} has changed since it was written; export it again")
         manifest = json.loads(content)
-        if manifest["kind"] != "onnx-export" or manifest["schema"] != 1:
+        if manifest["kind"] != "onnx-export" or manifest["schema"] != 2:
             sys.exit(f"{folder} is no ONNX export that this program can read; export it again")
         for name, about in manifest["files"].items():
             with open(folder / name, "rb") as file:

@@ -66,6 +66,10 @@ def test_similar_by_sids_counts_shared_digits_then_distance(
     expected = sorted((n for n in range(ITEMS) if n != 5), key=lambda n: -scores[n])
     found = rec.similar_items("i05", top=ITEMS, by="sids")
     np.testing.assert_allclose([f.score for f in found], scores[expected], rtol=1e-5)
+    for top in (1, 3, 8):  # reconstructions of what cannot be among them are not compared
+        assert rec.similar_items("i05", top=top, by="sids") == found[:top]
+    left = [f for f in found if f.item_id in IDS[6:9]]
+    assert rec.similar_items("i05", top=2, by="sids", allow=IDS[5:9]) == left[:2]
 
 
 def test_filters_hold_for_similar_items(recommenders: dict[str, Recommender]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -179,9 +180,10 @@ class Recommender:
             everything: nothing is held out, and there is nothing to evaluate it on.
         """
         require_dataset(data)
-        if like is not None:
-            config = everything(like, config)
-        config = config or train_config(preset, model=model)
+        if like is None:
+            config = _fitting(config or train_config(preset, model=model), len(data.items))
+        else:
+            config = everything(like, config and config.for_catalogue(len(data.items)))
         start = time.perf_counter()
         if run is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise RequestError(
@@ -435,11 +437,14 @@ class Recommender:
         require_choice("by", by, Likeness)
         item = int(self.numbers([item_id], "this request")[0])
         top, allowed = self._top(top), self.allowed(allow, deny, "raise", where)
+        left = np.ones(len(self.items), dtype=bool) if allowed is None else allowed.copy()
+        left[item] = False
         if by == "vectors":
             scores = cosines(require(self.model, HasItemVectors), item, len(self.items))
         else:
-            scores = shared_digits(require(self.model, HasSids).semantic_ids(), item)
-        found = most_similar(scores, item, top, allowed)
+            sids = require(self.model, HasSids).semantic_ids()
+            scores = shared_digits(sids, item, top, left)
+        found = most_similar(scores, top, left)
         ids = self.items["item_id"]
         return [Recommendation(ids[number], float(scores[number])) for number in found.tolist()]
 
@@ -627,6 +632,18 @@ def held_out(data: Dataset, config: TrainConfig) -> Split:
     else:
         split = leave_out(data.histories, config.leave_out)
     return replace(split, train=sparsify(split.train, config.sparsify, config.seed))
+
+
+def _fitting(config: TrainConfig, items: int) -> TrainConfig:
+    """The settings for a catalogue of so many items; what changes is told."""
+    found = config.for_catalogue(items)
+    if found != config and os.environ.get("RANK", "0") == "0":
+        print(
+            f"note: {items:,} items are too many for a softmax over all of them in every step, so "
+            "negatives are sampled (loss=sampled)",
+            file=sys.stderr,
+        )
+    return found
 
 
 def everything(like: Recommender, config: TrainConfig | None = None) -> TrainConfig:

@@ -13,8 +13,7 @@ from maskgr.decoding import decoder as decoder_module
 from maskgr.decoding.candidates import Found, best_sums
 from maskgr.decoding.config import Order
 from maskgr.decoding.decoder import Decoder, Ranking, Search
-from maskgr.decoding.denoiser import distinct
-from maskgr.decoding.matching import Filters
+from maskgr.decoding.matching import Filters, distinct
 from maskgr.decoding.orders import ORDERS, fixed_priorities
 from maskgr.decoding.schedule import schedule
 from maskgr.errors import RequestError

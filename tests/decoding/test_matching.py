@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maskgr.decoding import matching
 from maskgr.decoding.matching import CodeIndex, Matches
 
 
@@ -59,6 +61,44 @@ def test_matching_with_sixteen_levels() -> None:
     found = CodeIndex(codes, [2] * 16).matching(rows, revealed)
     assert listed(found, 60) == scanned(codes, rows, revealed)
     assert len(found.items) > 60  # some rows have several
+
+
+@given(cases())
+def test_samples_of_short_lists_are_all_that_match(
+    case: tuple[torch.Tensor, list[int], torch.Tensor, torch.Tensor],
+) -> None:
+    codes, sizes, rows, revealed = case
+    found, stands = CodeIndex(codes, sizes).sampled(rows, revealed, torch.rand(len(rows), 12))
+    assert listed(found, len(rows)) == scanned(codes, rows, revealed)
+    assert (stands == 0).all()
+
+
+def test_samples_of_long_lists_stand_for_all_that_match() -> None:
+    codes = torch.randint(3, (50, 2), generator=torch.Generator().manual_seed(0))
+    rows, revealed = codes[:2], torch.tensor([[True, True], [True, False]])
+    generator = torch.Generator().manual_seed(1)
+    index, counts = CodeIndex(codes, [3, 3]), torch.zeros(2, 50)
+    for _ in range(2000):
+        draws = torch.rand(2, 4, generator=generator)
+        found, stands = index.sampled(rows, revealed, draws)
+        counts.index_put_((found.owners, found.items), stands[found.owners].exp(), accumulate=True)
+    expected = scanned(codes, rows, revealed)
+    for own, count in zip(expected, counts / 2000, strict=True):
+        assert count.nonzero().flatten().tolist() == own
+        assert (count[own] - 1).abs().max() < 0.2  # each is expected once
+
+
+def test_groups_of_items_are_kept_for_few_sets_of_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "KEPT_GROUPS", 2)
+    index = CodeIndex(torch.tensor([[0, 1, 0], [0, 1, 1], [1, 0, 1], [0, 0, 1]]), [2, 2, 2])
+    first = index.groups((0, 1))
+    assert first[0].tolist() == [1, 1, 2, 0]
+    assert index.groups((0, 1)) is first
+    for levels, expected in (((2,), [0, 1, 1, 1]), ((0,), [0, 0, 1, 0])):
+        group, example = index.groups(levels)
+        assert group.tolist() == expected
+        assert group[example].tolist() == [0, 1]
+    assert index.groups((0, 1)) is not first
 
 
 def test_masked_digits_do_not_matter() -> None:

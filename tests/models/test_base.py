@@ -144,6 +144,23 @@ def test_settings_go_on_top_of_a_preset() -> None:
     )
 
 
+def test_large_catalogues_are_trained_with_sampled_negatives() -> None:
+    small, large = 100_000, 100_001
+    for name in ("maskgr", "sasrec", "bert4rec"):
+        config = train_config(model=name, device="cpu")
+        assert config.for_catalogue(small) == config
+        found = config.for_catalogue(large)
+        assert found.model.loss == "sampled"
+        assert found.for_catalogue(large) == found
+        assert replace(found, model=config.model) == config
+    maskgr = train_config(device="cpu").for_catalogue(large).model
+    assert (maskgr.repeat_bias, maskgr.decoding.steps, maskgr.neighbours) == (False, 1, 128)
+    chosen = train_config(settings=["loss=sampled", "repeat_bias=false"], device="cpu")
+    assert chosen.for_catalogue(large) == chosen
+    others = [train_config(model="popularity"), train_config("published", model="sasrec")]
+    assert [config.for_catalogue(large) for config in others] == others
+
+
 def test_steps_replace_the_minutes_of_a_preset_unless_minutes_are_given() -> None:
     assert train_config("cpu").fit.minutes > 0
     by_steps = train_config("cpu", ["fit.steps=50"]).fit

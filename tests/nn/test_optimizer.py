@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from maskgr.nn.optimizer import build_optimizer
+from maskgr.nn.optimizer import build_optimizer, clip_gradients
 
 
 def network():
@@ -45,3 +45,32 @@ def test_decay_moves_matrices_and_leaves_tables():
     optimizer.step()
     assert torch.equal(model["table"].weight, table)
     assert torch.allclose(model["linear"].weight, matrix * 0.95)
+
+
+def steps_of(sparse, lookups):
+    """The table and the norms of its gradients after a clipped step for each of the lookups."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"table": nn.Embedding(5, 4, sparse=sparse), "linear": nn.Linear(4, 3)})
+    optimizer, norms = build_optimizer(model, 0.1, 0.5), []
+    for rows in lookups:
+        optimizer.zero_grad()
+        model["linear"](model["table"](torch.tensor(rows))).square().sum().backward()
+        norms.append(clip_gradients(model.parameters(), 1.0))
+        optimizer.step()
+    return model["table"].weight.detach(), torch.tensor(norms)
+
+
+def test_sparse_gradients_of_all_rows_make_the_steps_of_dense_ones():
+    lookups = [[0, 1, 2, 3, 4, 1], [4, 3, 2, 1, 0], [0, 0, 1, 2, 3, 4]]
+    for dense, sparse in zip(steps_of(False, lookups), steps_of(True, lookups), strict=True):
+        torch.testing.assert_close(sparse, dense)
+
+
+def test_sparse_gradients_move_the_rows_of_the_batch_alone():
+    before, _ = steps_of(True, [])
+    after, _ = steps_of(True, [[1, 3], [3, 3]])
+    assert (after != before).any(1).tolist() == [False, True, False, True, False]
+    once, norm = steps_of(True, [[1, 3]])
+    dense, dense_norm = steps_of(False, [[1, 3]])
+    torch.testing.assert_close((once, norm), (dense, dense_norm))  # nothing has moved before
+    assert torch.equal(once[1], after[1])  # dense moments would move it on

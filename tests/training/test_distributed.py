@@ -44,10 +44,11 @@ def test_raises_when_the_machine_has_no_room_for_the_processes(
 
 def test_number_of_processes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 16)
-    assert processes_for(90, "cpu") == 4
-    assert processes_for(1, "cpu") == 1  # not worth it
+    assert processes_for(90, "cpu", 12_000) == 4
+    assert processes_for(1, "cpu", 12_000) == 1  # not worth it
+    assert processes_for(90, "cpu", 1_000_000) == 1  # each has its own tables of items
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert processes_for(90, "cpu") == 1  # torchrun has started them
+    assert processes_for(90, "cpu", 12_000) == 1  # torchrun has started them
 
 
 def test_one_process_needs_no_companions(monkeypatch: pytest.MonkeyPatch) -> None:

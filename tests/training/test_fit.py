@@ -21,7 +21,7 @@ from maskgr.data.splits import Holdout
 from maskgr.errors import ArtefactError, RequestError
 from maskgr.training.batches import Batches
 from maskgr.training.checkpoint import load_checkpoint
-from maskgr.training.fit import FitConfig
+from maskgr.training.fit import Batch, FitConfig
 from maskgr.training.log import read_log
 from tests.training.toy import HOLDOUT, SEQUENCES, Toy, start, train_maskgr, train_toy
 
@@ -287,6 +287,74 @@ def test_average_shares_the_data_of_the_network_also_when_resumed(tmp_path: Path
             train_toy(tmp_path, toy, resume=resume, steps=4, validations=4, ema=0.9)
         assert all(validated[:2])  # of the average; the last are of the network with loaded weights
     assert len(places) == 4
+
+
+class WithTable(Toy):
+    """Its logits are looked up in a table with sparse gradients; a part of it is never learned."""
+
+    def __init__(self, **calls: object) -> None:
+        super().__init__(**calls)
+        self.table = nn.Embedding(5, 1, sparse=True)
+        self.fixed = nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        items = torch.from_numpy(batch.sequences.values).long()
+        return super().forward(batch) + self.table(items).square().sum()
+
+
+@pytest.mark.usefixtures("hearing")
+def test_large_tables_are_not_averaged_and_resume_to_the_bit(tmp_path: Path) -> None:
+    def validate(toy: WithTable, holdout: Holdout) -> float:
+        validated.append(toy)
+        return 0.5
+
+    def interrupt(toy: WithTable) -> None:
+        if len(validated) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    validated: list[WithTable] = []
+    whole, rest = WithTable(on_validate=validate), WithTable()
+    train_toy(tmp_path / "whole", whole, steps=12, ema=0.9)
+    average = validated[0]
+    assert average is not whole
+    assert average.table is whole.table
+    assert average.fixed is whole.fixed
+    assert average.logits is not whole.logits
+    kept = load_checkpoint(tmp_path / "whole")
+    assert kept is not None
+    assert {n for n in kept.tensors if n.startswith("average.")} == {"average.logits"}
+    validated.clear()
+    stopped = WithTable(on_validate=validate, on_forward=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train_toy(tmp_path / "part", stopped, steps=12, ema=0.9)
+    train_toy(tmp_path / "part", rest, resume=True, steps=12, ema=0.9)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, rest.state_dict()[name]), name
+
+
+def test_last_validation_has_fewer_users_where_items_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+    toy = Toy(on_validate=lambda toy, holdout: asked.append(len(holdout.users)) or 0.5)
+    train_toy(tmp_path / "all", toy, validation_users=2)
+    assert asked[-1] == len(HOLDOUT.users) == 6
+    assert "all validation users" in capsys.readouterr().err
+    for cells, users in ((20, 4), (1, 2)):  # of five items; never fewer than the other validations
+        monkeypatch.setattr("maskgr.training.fit.LAST_CELLS", cells)
+        train_toy(tmp_path / str(cells), toy, validation_users=2)
+        assert asked[-1] == users
+        assert f"{users} validation users" in capsys.readouterr().err
+
+
+def test_of_equally_good_networks_the_last_is_kept(tmp_path: Path) -> None:
+    validated: list[torch.Tensor] = []
+    toy = Toy(on_validate=lambda toy, _: validated.append(toy.logits.detach().clone()) or 0.5)
+    train_toy(tmp_path, toy, patience=2, validations=8)
+    kept = load_checkpoint(tmp_path)
+    assert kept is not None
+    assert (kept.state["best_step"], kept.step) == (15, 15)  # two in vain after the first
+    assert torch.equal(toy.logits, validated[-1])
 
 
 def test_raises_when_the_checkpoint_is_of_another_network(tmp_path: Path) -> None:

@@ -85,14 +85,14 @@ def evaluate(
     )
     held_out = recommender.config.leave_out
     dataset = _data_of(recommender, run, data)
-    known = recommender.split(dataset)
+    known = None if session is None else recommender.split(dataset)
     if session is not None and session > held_out:
         raise RequestError(
             f"--session {session} needs {session} held-out items a user, and {run} was trained "
             f"with leave_out={held_out}; train with {_session_settings(recommender, session)}, or "
             "ask for fewer"
         )
-    if session is None:
+    if session is None or known is None:
         result = recommender.evaluate(
             dataset, split=split, ks=cutoffs, users=users, decoding=decoding
         )

@@ -105,13 +105,13 @@ def _train(
     from maskgr.run import goes_on, require_fresh, start_run
     from maskgr.training.distributed import companions
 
-    count = count_processes(processes, config)
+    count_processes(processes, config, 0)  # raises before the data are read
     resume = resume or goes_on(out)
     if not resume:
         require_fresh(out)  # before the data are read and other processes are started
     dataset = open_dataset(data, reading)
     show_notes(dataset)
-    with companions(count, this_command()):
+    with companions(count_processes(processes, config, len(dataset.items)), this_command()):
         recommender = start_run(
             out,
             dataset,
@@ -171,13 +171,14 @@ def this_command() -> list[str]:
     return [sys.executable, "-m", "maskgr", *sys.argv[1:]]
 
 
-def count_processes(asked: int | None, config: TrainConfig) -> int:
+def count_processes(asked: int | None, config: TrainConfig, items: int) -> int:
+    """Those that were asked for, or as many as suit the machine and a catalogue of so many items."""
     from maskgr.models.base import model_class
     from maskgr.training.distributed import check_processes, processes_for
 
     several = model_class(config.name).supports_ddp
     if asked is None:
-        asked = processes_for(config.fit.minutes if several else 0.0, config.device)
+        asked = processes_for(config.fit.minutes if several else 0.0, config.device, items)
     elif asked > 1 and not several:
         raise RequestError(f"{config.name} is trained by one process; leave --processes out")
     check_processes(asked, config.device)

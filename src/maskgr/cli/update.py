@@ -71,7 +71,7 @@ def _update(
         require_fresh(out)
     before = Recommender.load(run)
     config = update_config(before, settings, minutes=minutes)
-    count = count_processes(processes, config)
+    count = count_processes(processes, config, len(before.items))
     new = None if items is None else read_table(items)
     prepared = prepare(
         before, read_table(events), new, embeddings=new_vectors(embeddings, new, items)

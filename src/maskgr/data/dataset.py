@@ -121,7 +121,7 @@ class Dataset:
     def item_ids(self) -> pl.Series:
         return self.items["item_id"]
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the IDs, histories and weights; it does not depend on the file format."""
         digest = hashlib.sha256()

@@ -24,6 +24,7 @@ from maskgr.data.text_columns import text_columns
 from maskgr.data.timestamps import read_positions, read_timestamps
 from maskgr.errors import DataError
 
+FEW = 16  # times fewer IDs than there are to look among: a scan is then the quickest
 SHORTEST = 3  # leave-one-out needs an item each for training, validation and test
 
 
@@ -310,6 +311,8 @@ def _sort_key(user: pl.Series, order: pl.Series) -> pl.Series:
 def codes(ids: pl.Series, index: pl.Series) -> pl.Series:
     """(rows,) the position of each ID in `index`, -1 if it is not there."""
     positions = index.to_frame("id").with_columns(position=pl.int_range(pl.len(), dtype=pl.Int32))
+    if FEW * len(ids) < len(index):  # one request: no hash table of a million items
+        positions = positions.filter(pl.col("id").is_in(ids.implode()))
     joined = ids.to_frame("id").join(positions, on="id", how="left", maintain_order="left")
     return joined["position"].fill_null(-1)
 

@@ -125,6 +125,8 @@ def sparsify(train: Sequences, drop: float, seed: int = 0) -> Sequences:
     """
     if not 0 <= drop < 1:
         raise RequestError(f"cannot drop a share of {drop} of the items; choose from 0 up to 1")
+    if not drop:
+        return train
     lengths = train.lengths
     n_kept = np.maximum(np.ceil(lengths * (1 - drop)), np.minimum(lengths, MIN_KEPT))
     draw = np.random.default_rng(seed).random(len(train.values))

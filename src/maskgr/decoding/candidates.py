@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from maskgr.decoding.denoiser import Targets, best_first, distinct, ranks
-from maskgr.decoding.matching import CodeIndex, Filters, Remaining
+from maskgr.decoding.denoiser import Targets, best_first, ranks
+from maskgr.decoding.matching import CodeIndex, Filters, Remaining, distinct
 
 CELLS = 2**22  # (rows × combinations) scored in one pass: bounds memory
 
@@ -120,9 +120,9 @@ class CatalogueCandidates:
         width: int,
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
         """The best combinations at `levels` (m,) over all items, for rows with nothing revealed."""
-        codes, sizes = self._index.codes, self._index.sizes
+        codes = self._index.codes
         subset = levels.nonzero().squeeze(1).tolist()
-        group, example = distinct([codes[:, j] for j in subset], [sizes[j] for j in subset])
+        group, example = self._index.groups(tuple(subset))
         allowed = filters.sizes(group, len(example))
         width_of_codes = log_probs.shape[2]
         columns = torch.stack([codes[example, j] + j * width_of_codes for j in subset], dim=1)

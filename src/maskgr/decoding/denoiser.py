@@ -131,19 +131,3 @@ def best_first(owner: Tensor, scores: Tensor) -> Tensor:
 def ranks(owner: Tensor) -> Tensor:
     """(rows,) the place of each row among those of its owner, which ascend."""
     return torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
-
-
-def distinct(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """(rows,) numbers that are equal where all columns (rows,) are, and (numbers,) a row of each.
-
-    Keys are renumbered before they could overflow, so any number of columns is exact.
-    """
-    key, limit = torch.zeros_like(columns[0], dtype=torch.int64), 1
-    for column, size in zip(columns, sizes, strict=True):
-        if limit * size >= 2**63:
-            values, key = torch.unique(key, return_inverse=True)
-            limit = len(values)
-        key, limit = key * size + column, limit * size
-    values, numbers = torch.unique(key, return_inverse=True)
-    rows = torch.arange(len(key), device=key.device)
-    return numbers, torch.zeros_like(values).scatter_(0, numbers, rows)

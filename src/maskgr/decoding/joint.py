@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from maskgr.decoding.beams import Step
-from maskgr.decoding.denoiser import best_first, distinct, ranks
-from maskgr.decoding.matching import CodeIndex, Filters, Matches, log_sums
+from maskgr.decoding.denoiser import best_first, ranks
+from maskgr.decoding.matching import CodeIndex, Filters, Matches, distinct, log_sums
 from maskgr.decoding.orders import choose
 from maskgr.decoding.posterior import (
     EnergyDenoiser,

@@ -17,6 +17,7 @@ from torch import Tensor
 from maskgr.nn.item_vectors import Table
 
 GATHERED = 2**22  # numbers of item vectors that are gathered at once
+KEPT_GROUPS = 8  # sets of levels whose groups of items are kept
 
 
 class Matches(NamedTuple):
@@ -44,6 +45,7 @@ class CodeIndex:
             offsets.append(torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
         self._orders = torch.stack(orders)  # (levels, items) items by code, by number among equals
         self._offsets = offsets  # level by level (codes + 1,) where a code's items start
+        self._groups: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -59,28 +61,65 @@ class CodeIndex:
     def __deepcopy__(self, memo: object) -> CodeIndex:
         return self  # never changes
 
+    def groups(self, levels: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """(items,) numbers that are equal where items share the digits at these levels, and
+        (groups,) an item of each. The last few are kept: many users reveal the same levels first,
+        and to sort a million items takes as long as to score them."""
+        found = self._groups.get(levels)
+        if found is None:
+            columns = [self.codes[:, level] for level in levels]
+            found = distinct(columns, [self.sizes[level] for level in levels])
+            kept = list(self._groups.items())[1 - KEPT_GROUPS :]
+            self._groups = dict([*kept, (levels, found)])  # made anew: threads may be reading
+        return found
+
     def matching(self, codes: Tensor, revealed: Tensor) -> Matches:
         """The items that have the row's `codes` (rows, levels) wherever `revealed` (rows, levels).
 
         Every row has at least one digit revealed.
         """
+        level, start, length = self._shortest(codes, revealed)
+        owners = torch.repeat_interleave(length)
+        first = length.cumsum(0) - length
+        within = torch.arange(len(owners), device=owners.device) - first[owners]
+        items = self._orders[level[owners], start[owners] + within].long()
+        return self._agreeing(Matches(items, owners), codes, revealed)
+
+    def sampled(self, codes: Tensor, revealed: Tensor, draws: Tensor) -> tuple[Matches, Tensor]:
+        """`matching` among so many items of each row's shortest list as `draws` (rows, count) has
+        numbers, uniform in [0, 1), and (rows,) the logarithm of how many items each stands for.
+
+        An item may be drawn twice. A list that is no longer than `count` is taken whole.
+        """
+        level, start, length = self._shortest(codes, revealed)
+        count = draws.shape[1]
+        every = torch.arange(count, device=draws.device).expand_as(draws)
+        places = torch.where(length[:, None] <= count, every, (draws * length[:, None]).long())
+        owners, column = (places < length[:, None]).nonzero().unbind(1)
+        items = self._orders[level[owners], start[owners] + places[owners, column]].long()
+        found = self._agreeing(Matches(items, owners), codes, revealed)
+        return found, (length / count).clamp(min=1).log()
+
+    def _shortest(self, codes: Tensor, revealed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(rows,) the level whose list is the shortest that the revealed digits name, where that
+        list starts, and its length."""
         starts, lengths = [], []
         for level, offsets in enumerate(self._offsets):
             own = codes[:, level].clamp(0, self.sizes[level] - 1)
             count = offsets[own + 1] - offsets[own]
             starts.append(offsets[own])
             lengths.append(count.masked_fill(~revealed[:, level], len(self) + 1))
-        shortest = torch.stack(lengths, 1).min(1)  # (rows,) length and level
+        shortest = torch.stack(lengths, 1).min(1)
         start = torch.stack(starts, 1).gather(1, shortest.indices[:, None]).squeeze(1)
-        owners = torch.repeat_interleave(shortest.values)
-        first = shortest.values.cumsum(0) - shortest.values
-        within = torch.arange(len(owners), device=owners.device) - first[owners]
-        items = self._orders[shortest.indices[owners], start[owners] + within].long()
+        return shortest.indices, start, shortest.values
+
+    def _agreeing(self, found: Matches, codes: Tensor, revealed: Tensor) -> Matches:
+        items, owners = found
         kept = torch.ones_like(items, dtype=torch.bool)
         for place in range(self.levels):
             same = self.codes[items, place] == codes[owners, place]
             kept &= same | ~revealed[owners, place]
-        return Matches(items[kept], owners[kept])
+        return found.keep(kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +210,22 @@ class Remaining:
         users, place = torch.unique_consecutive(self.user[self.fresh], return_inverse=True)
         sizes = self.filters.sizes(groups, count)
         return self.filters.without(users, groups, sizes)[place]
+
+
+def distinct(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """(rows,) numbers that are equal where all columns (rows,) are, and (numbers,) a row of each.
+
+    Keys are renumbered before they could overflow, so any number of columns is exact.
+    """
+    key, limit = torch.zeros_like(columns[0], dtype=torch.int64), 1
+    for column, size in zip(columns, sizes, strict=True):
+        if limit * size >= 2**63:
+            values, key = torch.unique(key, return_inverse=True)
+            limit = len(values)
+        key, limit = key * size + column, limit * size
+    values, numbers = torch.unique(key, return_inverse=True)
+    rows = torch.arange(len(key), device=key.device)
+    return numbers, torch.zeros_like(values).scatter_(0, numbers, rows)
 
 
 def pair_energies(queries: Tensor, table: Table, rows: Tensor, items: Tensor) -> Tensor:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from maskgr.decoding.denoiser import distinct
 from maskgr.decoding.matching import (
     CodeIndex,
     Filters,
     Matches,
     Remaining,
+    distinct,
     log_sums,
     pair_energies,
 )
@@ -158,9 +158,7 @@ class Posterior:
                 peaks, item = self.dense[own].topk(min(most, len(self.index)))
                 values = peaks
             else:
-                columns = [self.index.codes[:, level] for level in levels.nonzero().squeeze(1)]
-                sizes = [size for size, new in zip(self.index.sizes, levels, strict=True) if new]
-                group, example = distinct(columns, sizes)
+                group, example = self.index.groups(tuple(levels.nonzero().flatten().tolist()))
                 sums = torch.zeros(len(own), len(example), device=own.device)
                 sums.index_add_(1, group, self._probs[own])
                 best = torch.full_like(sums, -torch.inf).scatter_reduce(

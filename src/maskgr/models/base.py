@@ -33,6 +33,7 @@ from maskgr.data.splits import Split
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig
 from maskgr.decoding.matching import Filters
+from maskgr.devices import pick_device
 from maskgr.errors import RequestError
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.graphs import Exported
@@ -44,6 +45,10 @@ from maskgr.training.workspace import Workspace
 
 T = TypeVar("T")
 MIN_MINUTES = 0.01  # less is over before the first step
+# Items above which a softmax over all of them takes most of a training's time, and elsewhere (on
+# a GPU) most of its memory.
+LARGE = {"cpu": 100_000}
+LARGEST = 2**20
 
 MODELS = {  # imported when first asked for
     "maskgr": "maskgr.models.maskgr.model:MaskGR",
@@ -90,6 +95,19 @@ class TrainConfig:
             seed=(0, MAX_SEED),
         )
 
+    def for_catalogue(self, items: int) -> TrainConfig:
+        """The same for so many items: above `LARGE` of them, `loss=softmax` becomes `sampled`. The
+        repeat bias is then not learned, and next items are found in one step."""
+        own = self.model
+        if getattr(own, "loss", "") != "softmax" or not is_large(items, self.device):
+            return self
+        changes: dict[str, Any] = {"loss": "sampled", "repeat_bias": False}
+        if hasattr(own, "decoding"):
+            changes["decoding"] = replace(own.decoding, steps=1)
+        names = {f.name for f in fields(own)}
+        own = replace(own, **{name: value for name, value in changes.items() if name in names})
+        return replace(self, model=own)
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -99,6 +117,11 @@ class TrainConfig:
         kind = model_class(values["name"]).Config
         nested = {"model": from_dict(kind, values["model"]), "fit": FitConfig(**values["fit"])}
         return cls(**{**values, **nested})
+
+
+def is_large(items: int, device: str) -> bool:
+    """Whether a catalogue has too many items to score all of them in every training step."""
+    return items > LARGE.get(pick_device(device).type, LARGEST)
 
 
 def from_dict(kind: type[Any], values: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ network: a network of few numbers generalises, and forgets which single item fol
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -47,6 +47,7 @@ class Neighbours:
 
     A strength is how often one item followed the other, over the square root of both their counts.
     An event counts by its weight where it is the one that follows, and as one where others follow.
+    Only pairs that were seen take memory: 8 bytes each, of which a few events make a few.
     """
 
     about: ClassVar = "items that came soon after the last ones of the history"
@@ -57,8 +58,7 @@ class Neighbours:
     presets: ClassVar[Mapping[str, TrainConfig]] = {
         "cpu": TrainConfig("neighbours", NeighboursConfig(), FitConfig())
     }
-    items: npt.NDArray[np.int32]  # (items, most) -1 where there are no more
-    strengths: npt.NDArray[np.float32]  # (items, most) 0 where there are no more
+    items: Sequences  # of each item its neighbours; weights are their strengths
     counts: Counts  # (items,) training events, by weight
 
     @classmethod
@@ -79,15 +79,15 @@ class Neighbours:
         strengths = np.bincount(which, np.concatenate(shares)) / np.sqrt(
             (before[owners] + 1.0) * (counts[others] + 1.0)
         )
-        order = np.lexsort((others, -strengths, owners))
+        order = np.lexsort((-strengths, owners))  # stable: the lower number among equals
         owners, others, strengths = owners[order], others[order], strengths[order]
-        rank = np.arange(len(owners)) - np.searchsorted(owners, owners)
-        kept = rank < most
-        items = np.full((n_items, most), -1, dtype=np.int32)
-        values = np.zeros((n_items, most), dtype=np.float32)
-        items[owners[kept], rank[kept]] = others[kept]
-        values[owners[kept], rank[kept]] = strengths[kept]
-        return cls(items, values, counts)
+        sizes = np.bincount(owners, minlength=n_items)
+        kept = np.arange(len(owners)) - (np.cumsum(sizes) - sizes)[owners] < most
+        items = Sequences.from_lengths(others[kept].astype(np.int32), np.minimum(sizes, most))
+        return cls(replace(items, weights=strengths[kept].astype(np.float32)), counts)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # never changes
 
     def after(self, histories: Sequences) -> tuple[Sequences, npt.NDArray[np.float32]]:
         """The neighbours of each history's last items, and (values,) how strongly they follow.
@@ -96,12 +96,12 @@ class Neighbours:
         """
         ages = np.arange(RECENT)
         row, age = (histories.lengths[:, None] > ages).nonzero()
-        source = histories.values[histories.offsets[1:][row] - 1 - age]
-        strengths = self.strengths[source] * (0.5**age)[:, None]  # (recent items, most)
-        pair, rank = (strengths > 0).nonzero()
-        keys = row[pair] * np.int64(len(self.items)) + self.items[source[pair], rank]
+        near = self.items.select(histories.values[histories.offsets[1:][row] - 1 - age])
+        assert near.weights is not None
+        recent = near.owners  # (pairs,) which of the recent items
+        keys = row[recent] * np.int64(len(self.items)) + near.values
         found, which = np.unique(keys, return_inverse=True)
-        totals = np.bincount(which, strengths[pair, rank], minlength=len(found))
+        totals = np.bincount(which, near.weights * 0.5 ** age[recent], minlength=len(found))
         owners, others = np.divmod(found, len(self.items))
         lengths = np.bincount(owners, minlength=len(histories))
         values = np.log1p(totals / FLOOR).astype(np.float32)
@@ -168,28 +168,41 @@ class Neighbours:
 
     def with_items(self, items: pl.DataFrame, embeddings: npt.NDArray[Any] | None) -> Neighbours:
         """New items, which followed nothing yet."""
-        shape = (len(items), self.items.shape[1])
+        added, offsets = len(items), self.items.offsets
         return Neighbours(
-            np.concatenate([self.items, np.full(shape, -1, dtype=np.int32)]),
-            np.concatenate([self.strengths, np.zeros(shape, dtype=np.float32)]),
-            np.concatenate([self.counts, np.zeros(len(items), dtype=self.counts.dtype)]),
+            replace(self.items, offsets=np.append(offsets, np.repeat(offsets[-1], added))),
+            np.concatenate([self.counts, np.zeros(added, dtype=self.counts.dtype)]),
         )
 
     def save(self, folder: Path) -> None:
-        save_file(
-            {"items": self.items, "strengths": self.strengths, "counts": self.counts},
-            folder / FILE,
-        )
+        assert self.items.weights is not None
+        tensors = {
+            "offsets": self.items.offsets,
+            "items": self.items.values,
+            "strengths": self.items.weights,
+            "counts": self.counts,
+        }
+        save_file(tensors, folder / FILE)
 
     @classmethod
     def load(cls, folder: Path, config: TrainConfig | None = None) -> Self:
         file = saved_file(folder / FILE)
         try:
             found = load_file(file)
-            table = cls(found["items"], found["strengths"], found["counts"])
-            size, fits = len(table.counts), table.items.shape == table.strengths.shape
-            if not fits or len(table.items) != size or table.items.max(initial=-1) >= size:
+            if "offsets" not in found:
+                found = _flat(found)
+            items, offsets, strengths = (found[k] for k in ("items", "offsets", "strengths"))
+            fits = len(items) == len(strengths) == offsets[-1]
+            size = len(counts := found["counts"])
+            if not fits or len(offsets) != size + 1 or items.max(initial=-1) >= size:
                 raise ValueError("its tables do not fit together")
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, IndexError) as error:
             raise ArtefactError(f"{file} is damaged ({error}); train again") from error
-        return table
+        return cls(Sequences(items, offsets, strengths), counts)
+
+
+def _flat(found: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The tables of an earlier layout, (items, most) with -1 where there are no more."""
+    known = found["items"] >= 0
+    flat = {name: found[name][known] for name in ("items", "strengths")}
+    return {**found, **flat, "offsets": np.append(0, np.cumsum(known.sum(axis=1)))}

@@ -114,7 +114,10 @@ class SASRec(Trainable):
         self.config, self.history_limit, self.counts = config, history_limit, counts
         self.text: ItemText | None = None
         width = config.transformer.width
-        self.items = vectors or ItemVectors(width, len(counts), embeddings, config.items)
+        sparse = config.loss == "sampled"  # the others read every item, or were published so
+        self.items = vectors or ItemVectors(
+            width, len(counts), embeddings, config.items, sparse=sparse
+        )
         self.start = nn.Parameter(torch.randn(1, width))
         self.dropout = Dropout(config.transformer.dropout)
         self.encoder = Encoder(config.transformer)
@@ -193,7 +196,9 @@ class SASRec(Trainable):
     def forward(self, batch: Batch) -> Tensor:
         """() the summed loss of every item of the batch, given those before it."""
         if not len(batch.sequences):  # more processes than sequences
-            return 0 * sum((p.sum() for p in self.parameters()), self.start.sum())
+            first = torch.zeros(1, dtype=torch.int64, device=self.device)
+            others = (p.sum() for n, p in self.named_parameters() if not n.startswith("items."))
+            return 0 * sum(others, self.items(first).sum())
         hidden, _ = self.encode(batch.sequences.without_last())
         targets = torch.from_numpy(batch.sequences.values).to(self.device).long()
         bonus = self.repeat_bonus(*earlier_items(batch.sequences))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from maskgr.data.sequences import Counts, Sequences
 from maskgr.decoding.config import DecodingConfig, Retrieval
-from maskgr.decoding.denoiser import distinct
+from maskgr.decoding.matching import distinct
 from maskgr.errors import RequestError
 from maskgr.models.base import TrainConfig
 from maskgr.models.generative import Generative

@@ -16,6 +16,7 @@ ItemSource = Literal["id", "text", "both"]
 OWN_STD = 0.02  # of own vectors at the start, where they do not start at zero
 OWN_SCALE = 4.0  # own vectors on top of texts learn this many times as fast as other weights
 OWN_SHARE = 0.3  # of own vectors beside texts, at the start
+ROWS = 65_536  # embeddings of texts that are copied at once
 
 
 class ItemVectors(nn.Module):
@@ -41,12 +42,15 @@ class ItemVectors(nn.Module):
         n_items: int,
         embeddings: Tensor | None = None,
         source: ItemSource = "text",
+        *,
+        sparse: bool = False,
     ) -> None:
-        """`embeddings` (n_items, any): of the items' texts; data, neither learned nor saved."""
+        """`embeddings` (n_items, any): of the items' texts; data, neither learned nor saved.
+        `sparse`: own vectors get gradients where they are looked up, for catalogues of millions."""
         super().__init__()
         assert (embeddings is None) == (source == "id")
         self.width, self.source = width, source
-        self.own = nn.Embedding(n_items, width)
+        self.own = nn.Embedding(n_items, width, sparse=sparse)
         self.norm = nn.LayerNorm(width)
         self.register_buffer("embeddings", embeddings, persistent=False)
         self.register_buffer("text", None, persistent=False)
@@ -68,13 +72,29 @@ class ItemVectors(nn.Module):
 
     def _project(self) -> None:
         assert self.embeddings is not None
-        self.text = (self.embeddings.to(self.text_mean) - self.text_mean) @ self.text_basis
+        found = self.text_basis.new_empty(len(self.embeddings), self.text_basis.shape[1])
+        for start in range(0, len(found), ROWS):
+            part = self.embeddings[start : start + ROWS].to(self.text_mean)
+            found[start : start + ROWS] = (part - self.text_mean) @ self.text_basis
+        self.text = found
 
     def forward(self, numbers: Tensor | None = None) -> Tensor:
         """(items, width) of the items `numbers` (items,), or of the whole catalogue."""
-        own: Tensor = self.own.weight if numbers is None else self.own(numbers)
-        if self.text is not None:
-            known = self.text if numbers is None else self.text.index_select(0, numbers)
+        if numbers is not None:
+            text = None if self.text is None else self.text.index_select(0, numbers)
+            return self._vectors(self.own(numbers), text)
+        if torch.is_grad_enabled():
+            return self._vectors(self.own.weight, self.text)
+        found = torch.empty_like(self.own.weight)
+        for start in range(0, len(found), ROWS):  # what the result is made of is as large
+            rows = slice(start, start + ROWS)
+            text = None if self.text is None else self.text[rows]
+            found[rows] = self._vectors(self.own.weight[rows], text)
+        return found
+
+    def _vectors(self, own: Tensor, known: Tensor | None) -> Tensor:
+        """(items, width) of own vectors (items, width) and the texts that are `known`."""
+        if known is not None:
             text = self.text_map(known)
             if self.source == "text":
                 own = text + OWN_SCALE * own
@@ -97,9 +117,9 @@ class DigitVectors(nn.Module):
         """`codes` (items, levels), below `sizes` (levels,); data, neither learned nor saved."""
         super().__init__()
         self.digits = nn.EmbeddingBag(sum(sizes), width, mode="sum")
-        starts = torch.tensor((0, *accumulate(sizes))[:-1], device=codes.device)
         small = torch.int16 if sum(sizes) <= torch.iinfo(torch.int16).max else torch.int32
-        self.register_buffer("codes", (codes + starts).to(small), persistent=False)
+        starts = torch.tensor((0, *accumulate(sizes))[:-1], device=codes.device, dtype=small)
+        self.register_buffer("codes", codes.to(small) + starts, persistent=False)
 
     def forward(self, numbers: Tensor | None = None) -> Tensor:
         """(items, width) of the items `numbers` (items,), or of the whole catalogue."""
@@ -158,8 +178,10 @@ def principal_components(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
     What all texts have in common says nothing about an item; a hidden state has room for `most`.
     """
     mean = rows.mean(0)
-    centred = rows - mean
-    spread = torch.linalg.eigh(centred.T @ centred / len(rows))
+    products = rows.new_zeros(rows.shape[1], rows.shape[1])
+    for part in torch.split(rows, ROWS):
+        products += (centred := part - mean).T @ centred
+    spread = torch.linalg.eigh(products / len(rows))
     count = min(rows.shape[1], most)
     basis = spread.eigenvectors.flip(1)[:, :count]
     scale = spread.eigenvalues.flip(0)[:count].clamp(min=0).mean().sqrt()

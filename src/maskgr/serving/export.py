@@ -33,7 +33,7 @@ from maskgr.serving.model_card import Figures, model_card
 from maskgr.users import Users
 from maskgr.version import __version__
 
-ONNX, ONNX_SCHEMA = "onnx-export", 1
+ONNX, ONNX_SCHEMA = "onnx-export", 2
 CONFIG = "config.json"
 WEIGHTS = ("network.safetensors", "neighbours.safetensors")  # the first of these is the model
 

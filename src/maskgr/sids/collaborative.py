@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from maskgr.errors import DataError
-from maskgr.sids.vectors import Floats
+from maskgr.sids.vectors import Floats, chunks
 
 RIDGE = 0.01  # relative to the texts' mean variance; keeps rare directions from being overfitted
 
@@ -32,12 +32,14 @@ class Collaborative:
                 "one of each for every item"
             )
         text_mean, mean = text.mean(0, dtype=np.float64), vectors.mean(0, dtype=np.float64)
-        inputs = text - text_mean
-        products = inputs.T @ inputs  # (text, text)
+        products = np.zeros((text.shape[1], text.shape[1]))  # (text, text)
+        outputs = np.zeros((text.shape[1], vectors.shape[1]))  # (text, d)
+        for part in chunks(len(text)):  # doubles of all would be four times the texts
+            inputs = text[part] - text_mean
+            products += inputs.T @ inputs
+            outputs += inputs.T @ (vectors[part] - mean)
         strength = RIDGE * np.trace(products) / len(products)
-        slopes = np.linalg.solve(
-            products + max(strength, 1e-12) * np.eye(len(products)), inputs.T @ (vectors - mean)
-        )
+        slopes = np.linalg.solve(products + max(strength, 1e-12) * np.eye(len(products)), outputs)
         intercept = mean - text_mean @ slopes
         weights = np.concatenate([slopes, intercept[None]]).astype(np.float32)
         return cls(np.ascontiguousarray(vectors, dtype=np.float32), weights)

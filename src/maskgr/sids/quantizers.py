@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from maskgr.errors import ArtefactError
 from maskgr.sids.config import FitOptions, QuantizerConfig
-from maskgr.sids.vectors import Digits, Floats, chunks, prepare
+from maskgr.sids.vectors import Digits, Floats, prepared_parts
 
 # Classes by module, so that torch and faiss are imported only by those who use them.
 QUANTIZERS = {
@@ -89,16 +89,12 @@ def reconstruction_errors(
     It is divided by the vectors' mean squared length (1 where they are normalised): 0 is perfect,
     and 1 is the error of decoding everything to zero.
     """
-    rows = prepare(vectors, normalise=quantizer.normalise)
-    scale = sum(_squares(rows[part]) for part in chunks(len(rows))) or 1.0
-    return [
-        sum(
-            _squares(rows[part] - quantizer.decode(digits[part], levels))
-            for part in chunks(len(rows))
-        )
-        / scale
-        for levels in range(1, digits.shape[1] + 1)
-    ]
+    scale, errors = 0.0, [0.0] * digits.shape[1]
+    for part, rows in prepared_parts(vectors, normalise=quantizer.normalise):
+        scale += _squares(rows)
+        for level in range(len(errors)):
+            errors[level] += _squares(rows - quantizer.decode(digits[part], level + 1))
+    return [error / (scale or 1.0) for error in errors]
 
 
 def _squares(rows: Floats) -> float:

@@ -133,7 +133,7 @@ def _same_pairs(values: npt.NDArray[np.int64], prefixes: Digits) -> float | None
             groups * (1 + prefixes[:, level].max()) + prefixes[:, level], return_inverse=True
         )[1]
     sizes = np.bincount(groups)
-    both = np.unique(np.stack([groups, values]), axis=1, return_counts=True)[1]
+    both = np.unique(groups * (1 + values.max(initial=0)) + values, return_counts=True)[1]
     pairs = int((sizes * (sizes - 1)).sum())
     return float((both * (both - 1)).sum() / pairs) if pairs else None
 

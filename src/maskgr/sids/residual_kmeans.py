@@ -23,7 +23,16 @@ import numpy.typing as npt
 from maskgr.sids.config import FitOptions, QuantizerConfig
 from maskgr.sids.kmeans import k_means, nearest, sample_rows
 from maskgr.sids.progress import steps
-from maskgr.sids.vectors import Digits, Floats, chunks, fillable_codes, prepare, unit
+from maskgr.sids.vectors import (
+    Digits,
+    Floats,
+    chunks,
+    code_means,
+    fillable_codes,
+    prepare,
+    prepared_parts,
+    unit,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +67,10 @@ class ResidualKMeans:
         return (int(self.centroids.shape[1]),) * len(self.centroids)
 
     def encode(self, vectors: npt.ArrayLike) -> Digits:
-        rows = prepare(vectors, normalise=self.normalise)
-        digits = np.empty((len(rows), len(self.centroids)), np.int32)
-        for part in chunks(len(rows)):
-            residuals = _project(rows[part], self.mean, self.basis)
+        vectors = np.asarray(vectors)
+        digits = np.empty((len(vectors), len(self.centroids)), np.int32)
+        for part, rows in prepared_parts(vectors, normalise=self.normalise):
+            residuals = _project(rows, self.mean, self.basis)
             for level, (centroids, offsets) in enumerate(
                 zip(self.centroids, self.offsets, strict=True)
             ):
@@ -114,7 +123,7 @@ def _fit_level(residuals: Floats, codes: int, normalise: bool, seed: int) -> tup
     digits = np.empty(len(residuals), np.int32)
     for part in chunks(len(residuals)):
         digits[part] = _assign(residuals[part], centroids, normalise)
-    offsets = _means(residuals, digits, codes)
+    offsets = code_means(residuals, digits, codes)
     for part in chunks(len(residuals)):
         residuals[part] -= offsets[digits[part]]
     return centroids, offsets
@@ -122,19 +131,3 @@ def _fit_level(residuals: Floats, codes: int, normalise: bool, seed: int) -> tup
 
 def _assign(residuals: Floats, centroids: Floats, normalise: bool) -> npt.NDArray[np.int32]:
     return nearest(unit(residuals) if normalise else residuals, centroids)
-
-
-def _means(residuals: Floats, digits: npt.NDArray[np.int32], codes: int) -> Floats:
-    """(codes, k) the mean residual of each code, zero for a code that nothing has."""
-    from scipy.sparse import csr_array  # type: ignore[import-untyped]
-
-    sums = np.zeros((codes, residuals.shape[1]))
-    for part in chunks(len(residuals)):
-        own = digits[part]
-        members = csr_array(
-            (np.ones(len(own)), (own, np.arange(len(own)))), shape=(codes, len(own))
-        )
-        sums += members @ residuals[part]
-    counts = np.bincount(digits, minlength=codes)
-    means: Floats = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
-    return means

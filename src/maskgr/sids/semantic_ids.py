@@ -212,7 +212,8 @@ class SemanticIds:
             "report": report,
         }
         with write_folder(path, KIND, SCHEMA, config) as folder:
-            table = self.items.select("item_id", digits=pl.Series(self.digits.tolist()))
+            digits = pl.Series("digits", self.digits).arr.to_list()
+            table = self.items.select("item_id", digits)
             table.write_parquet(folder / "digits.parquet")
             self.items.write_parquet(folder / "items.parquet")
             np.save(folder / "embeddings.npy", self.embeddings)
@@ -233,7 +234,7 @@ class SemanticIds:
             return cls(
                 learned=learned,
                 items=read_table(path / "items.parquet"),
-                digits=np.array(read_table(path / "digits.parquet")["digits"].to_list(), np.int32),
+                digits=_read_digits(path / "digits.parquet", len(config["codebook_sizes"])),
                 codebook_sizes=tuple(config["codebook_sizes"]),
                 embeddings=read_matrix(path / "embeddings.npy").values,
                 quantizer=load_quantizer(path),
@@ -241,8 +242,20 @@ class SemanticIds:
                 encoder=EncoderConfig(**config["encoder"]),
                 made=config["made"],
             )
-        except (KeyError, TypeError, ValueError, RequestError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            RequestError,
+            pl.exceptions.PolarsError,
+        ) as error:
             raise ArtefactError(f"{path} is damaged ({error}); make the IDs again") from error
+
+
+def _read_digits(file: Path, levels: int) -> Digits:
+    """(items, levels), without a Python object an item."""
+    values = read_table(file)["digits"].explode(empty_as_null=False).to_numpy()
+    return np.array(values.reshape(-1, levels), dtype=np.int32)  # a copy, which can be written to
 
 
 def _unique_digits(

@@ -44,7 +44,8 @@ class Collisions:
 
 
 def collisions(digits: Digits) -> Collisions:
-    return Collisions(np.array([len(rows) for rows in _groups(digits)], np.int64))
+    order, starts = _ordered(digits)
+    return Collisions(np.diff(np.append(starts, len(order))))
 
 
 def make_unique(
@@ -78,9 +79,10 @@ def append(digits: Digits) -> Digits:
     """
     if collisions(digits).unique_share == 1:
         return digits
+    order, starts = _ordered(digits)
+    sizes = np.diff(np.append(starts, len(order)))
     last = np.empty(len(digits), np.int32)
-    for rows in _groups(digits):
-        last[rows] = np.arange(len(rows))
+    last[order] = np.arange(len(order)) - np.repeat(starts, sizes)
     return np.column_stack([digits, last])
 
 
@@ -230,13 +232,17 @@ def _distortions(
 
 def _groups(digits: Digits) -> Iterator[Rows]:
     """The row numbers that share a tuple, a group at a time, each in ascending order."""
+    order, starts = _ordered(digits)
+    return iter(np.split(order, starts[1:]))
+
+
+def _ordered(digits: Digits) -> tuple[Rows, Rows]:
+    """(n,) the rows by tuple, ascending among equals, and (tuples,) where each tuple's start."""
     count, levels = digits.shape
-    if not levels:
-        return iter([np.arange(count)])
-    order = np.lexsort(digits.T[::-1])
+    order = np.lexsort(digits.T[::-1]) if levels else np.arange(count)
     ordered = digits[order]
-    starts = np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1
-    return iter(np.split(order, starts))
+    changes = np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1
+    return order, np.append(0, changes)
 
 
 def _capacity(sizes: tuple[int, ...]) -> int:

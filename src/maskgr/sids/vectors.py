@@ -19,8 +19,10 @@ NOISE = 1e-6
 CHUNK = 65_536
 
 
-def prepare(vectors: npt.ArrayLike, *, normalise: bool) -> Floats:
+def prepare(vectors: npt.ArrayLike, *, normalise: bool, first: int = 0) -> Floats:
     """(n, d) a checked float32 copy of the vectors; with `normalise`, every row has length 1.
+
+    `first`: the number of the first row, where they are a part of many.
 
     Only the direction of a text embedding has a meaning, so text is normalised. The length of a
     learned vector has a meaning too (it takes part in the dot product that ranks items).
@@ -29,10 +31,12 @@ def prepare(vectors: npt.ArrayLike, *, normalise: bool) -> Floats:
     assert rows.ndim == 2, rows.shape
     assert rows.size, rows.shape
     peaks = np.maximum(rows.max(axis=1), -rows.min(axis=1))  # (n,)
-    _refuse_rows(~np.isfinite(peaks), "has a NaN or infinite value; fix or drop that item")
+    _refuse_rows(~np.isfinite(peaks), "has a NaN or infinite value; fix or drop that item", first)
     if normalise:
         _refuse_rows(
-            peaks == 0, "is all zeros, which has no direction; give that item a text or drop it"
+            peaks == 0,
+            "is all zeros, which has no direction; give that item a text or drop it",
+            first,
         )
         rows /= peaks[:, None]  # first, or squares of very large or small values leave float32
         rows /= np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
@@ -72,14 +76,37 @@ def distinct_rows(rows: Floats, order: npt.NDArray[np.integer], limit: int) -> l
     return found
 
 
+def code_means(rows: Floats, digits: npt.NDArray[np.integer], codes: int) -> Floats:
+    """(codes, k) the mean of the `rows` (n, k) of each code, zero for a code that nothing has."""
+    from scipy.sparse import csr_array  # type: ignore[import-untyped]
+
+    sums = np.zeros((codes, rows.shape[1]))
+    for part in chunks(len(rows)):
+        own = digits[part]
+        members = csr_array(
+            (np.ones(len(own)), (own, np.arange(len(own)))), shape=(codes, len(own))
+        )
+        sums += members @ rows[part]
+    counts = np.bincount(digits, minlength=codes)
+    means: Floats = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
+    return means
+
+
 def chunks(count: int) -> Iterator[slice]:
     """Slices that cover `count` rows, so that temporary arrays stay small."""
     return (slice(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
 
 
-def _refuse_rows(bad: npt.NDArray[np.bool_], problem: str) -> None:
+def prepared_parts(vectors: npt.ArrayLike, *, normalise: bool) -> Iterator[tuple[slice, Floats]]:
+    """`prepare` part by part, for those who need no copy of all vectors."""
+    rows = np.asarray(vectors)
+    for part in chunks(len(rows)):
+        yield part, prepare(rows[part], normalise=normalise, first=part.start)
+
+
+def _refuse_rows(bad: npt.NDArray[np.bool_], problem: str, first: int) -> None:
     if not bad.any():
         return
     others = int(bad.sum()) - 1
     also = f" ({others} more rows too)" if others else ""
-    raise DataError(f"row {int(bad.argmax())} of the embeddings{also} {problem}")
+    raise DataError(f"row {first + int(bad.argmax())} of the embeddings{also} {problem}")

@@ -163,6 +163,7 @@ MEETING = timedelta(minutes=10)  # for all processes to start
 PATIENCE = timedelta(days=7)  # while one process encodes or quantises a catalogue
 MOST = 4  # processes by default: each has its own copy of the data
 LONG = 5.0  # minutes of training that make more processes worth while
+MANY = 200_000  # items whose vectors, of which each process has its own, take gigabytes
 
 
 def check_processes(count: int, device: str) -> None:
@@ -176,10 +177,10 @@ def check_processes(count: int, device: str) -> None:
         )
 
 
-def processes_for(minutes: float, device: str) -> int:
+def processes_for(minutes: float, device: str, items: int) -> int:
     """How many processes to train with on this machine, unless told otherwise."""
     launched = "WORLD_SIZE" in os.environ
-    if launched or minutes < LONG or pick_device(device).type != "cpu":
+    if launched or minutes < LONG or items > MANY or pick_device(device).type != "cpu":
         return 1
     return min(os.cpu_count() or 1, MOST)
 

@@ -7,6 +7,7 @@ from (seed, step). So a run that was killed and resumed ends with the bits of on
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import shutil
 import signal
@@ -30,7 +31,7 @@ from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split, last_targets
 from maskgr.devices import keep_freed_memory
 from maskgr.errors import ArtefactError, RequestError
-from maskgr.nn.optimizer import build_optimizer
+from maskgr.nn.optimizer import build_optimizer, clip_gradients
 from maskgr.nn.weights import load_weights, save_weights
 from maskgr.settings import require_numbers
 from maskgr.training.batches import Batches, Place
@@ -43,6 +44,7 @@ BEST = "best.safetensors"
 PROBE = 8  # steps after which the speed is known well enough to fit the schedule to it
 VALIDATION_SHARE = 0.1  # of a timed run's time, at most; the last validation comes on top
 PROBED_USERS = 16  # one in so many users tells what a validation costs
+LAST_CELLS = 2**32  # users x items of the last validation, at most: minutes
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Fitted:
 
     steps: int  # after which the network was the best on validation, and was kept
     total: int  # that the schedule was made for
-    metrics: dict[str, float]  # of the kept network with all validation users; none without any
+    metrics: dict[str, float]  # of the kept network with the last validation's users, if any
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +184,9 @@ def fit(
         found = trainer.train()
     if writes:
         words = ", ".join(f"{name} {value:.4f}" for name, value in found.metrics.items())
-        words = f"the best network, all validation users: {words}"
+        users = len(trainer.asked_last.users)
+        many = "all" if users == len(split.validation.users) else f"{users:,}"
+        words = f"the best network, {many} validation users: {words}"
         if not found.metrics:
             words = f"{found.steps:,} steps, without validation"
         print(f"{label}: {words}", file=sys.stderr)
@@ -211,6 +215,8 @@ class Trainer:
         seed, users = self.batches.seed, config.validation_users
         self.sample = self.split.validation.sample(users, seed)
         self.trained_on = last_targets(self.split.train).sample(math.ceil(users / 4), seed)
+        items = int(self.split.train.values.max(initial=0)) + 1  # that is, the highest number
+        self.asked_last = self.split.validation.sample(max(users, LAST_CELLS // items), seed)
         self.saved_at = time.perf_counter()
 
     def train(self) -> Fitted:
@@ -259,7 +265,7 @@ class Trainer:
                 loss = self.wrapped(part) * scale
             loss.backward()
             total += loss.detach()
-        norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
+        norm = clip_gradients(self.network.parameters(), self.config.clip)
         self.optimizer.step()
         if self.average is not None:
             self.average.update_parameters(self.network)
@@ -335,12 +341,13 @@ class Trainer:
         seen = self._measure(network, self.trained_on)
         score, best = found["recall@10"], self.state.best
         better = best is None or score > best
-        if better:
+        kept = better or score == best  # of equals the later one, which has seen more
+        if kept:
             self._keep(network)
         self.state = replace(
             self.state,
             best=score if better else best,
-            best_step=self.state.step if better else self.state.best_step,
+            best_step=self.state.step if kept else self.state.best_step,
             waited=0 if better else self.state.waited + 1,
             validated=self._reached(),
             validated_step=self.state.step,
@@ -369,6 +376,7 @@ class Trainer:
         sums = torch.tensor([value * weight for value in found.values()], dtype=torch.float64)
         if self.world.device.type == "mps":
             sums = sums.float()
+        network.eval()  # drops what it kept for the questions, such as a table of all items
         means = self.world.total(sums.to(self.world.device)) / len(holdout.users)
         return dict(zip(found, means.tolist(), strict=True))
 
@@ -391,7 +399,7 @@ class Trainer:
         self.network.zero_grad()  # else they count in the gradient of what is built on this network
         if not self._validates:
             return Fitted(state.step, state.total, {})
-        metrics = self._measure(self.network, self.split.validation)
+        metrics = self._measure(self.network, self.asked_last)
         return Fitted(self.state.best_step, self.state.total, metrics)
 
     def _checkpoint(self, *, now: bool = False) -> None:
@@ -406,12 +414,20 @@ class Trainer:
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         if self.average is not None:
             tensors["average"] = self.average.n_averaged
-            for name, value in self.average.module.named_parameters():
+            for name, value in self._averages():
                 tensors[f"average.{name}"] = value.detach()
         for name, parameter in self.network.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
         return tensors
+
+    def _averages(self) -> Iterator[tuple[str, Tensor]]:
+        """The averaged parameters by name; what is not averaged is the network's own."""
+        assert self.average is not None
+        own = dict(self.network.named_parameters())
+        for name, value in self.average.module.named_parameters():
+            if value is not own[name]:
+                yield name, value
 
     def resume(self) -> bool:
         """Goes on from the newest checkpoint, if there is one."""
@@ -437,10 +453,10 @@ class Trainer:
         names = self.network.state_dict()
         self.network.load_state_dict({name: tensors[f"network.{name}"] for name in names})
         if self.average is not None:
-            _share_buffers(self.network, self.average.module)  # some are made anew when loading
+            _share_buffers(self.network, self.average.module)
             self.average.n_averaged.copy_(tensors["average"])
             with torch.no_grad():
-                for name, mean in self.average.module.named_parameters():
+                for name, mean in self._averages():
                     mean.copy_(tensors[f"average.{name}"])
         for name, parameter in self.network.named_parameters():
             self.optimizer.state[parameter] = {
@@ -464,20 +480,30 @@ def schedule(step: int, total: int, warmup: int) -> float:
 
 def _averaged(network: Trainable, decay: float) -> AveragedModel:
     """An exponential moving average of the weights, quicker in the first steps: it would otherwise
-    be mostly the random start."""
+    be mostly the random start.
+
+    What is not learned is the network's own instead of a copy, and so are tables with sparse
+    gradients: to average all rows in every step would take longer than the step.
+    """
 
     def update(average: Any, current: Any, count: Tensor | int) -> None:
         own = min(decay, (1 + int(count)) / (10 + int(count)))
         for mean, value in zip(average, current, strict=True):
-            mean.lerp_(value, 1 - own)
+            if mean.data_ptr() != value.data_ptr():
+                mean.lerp_(value, 1 - own)
 
-    average = AveragedModel(network, multi_avg_fn=torch.no_grad()(update))
-    _share_buffers(network, average.module)
+    shared: list[Any] = [*network.buffers()]
+    for module in network.modules():
+        learned = [parameter.requires_grad for parameter in module.parameters()]
+        if getattr(module, "sparse", False) or (learned and not any(learned)):
+            shared += [module, *module.parameters()]
+    average = AveragedModel(nn.Module(), multi_avg_fn=torch.no_grad()(update))
+    average.module = copy.deepcopy(network, {id(part): part for part in shared})
     return average
 
 
 def _share_buffers(network: nn.Module, average: nn.Module) -> None:
-    """Buffers are data, not learned: the average has the network's own instead of copies.
+    """Gives the average the network's buffers again, which loading may have made anew.
 
     A buffer that two modules share has two names, and is set under both.
     """

@@ -7,9 +7,10 @@ import torch
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout
 from maskgr.evaluation.ranking import Query, Ranked
-from maskgr.models.maskgr.bias import FOLLOW, REPEAT, Bias, choose_bias
+from maskgr.models.maskgr.bias import FOLLOW, REPEAT, Bias, Shortlist, choose_bias
 from maskgr.models.neighbours import Neighbours
 from maskgr.models.sasrec import SASRec, SASRecConfig
+from maskgr.nn.scoring import best_items
 from maskgr.nn.transformer import TransformerConfig
 
 ITEMS = 6
@@ -63,6 +64,23 @@ def test_no_bonus_where_nothing_is_biased() -> None:
     table = Neighbours.count(TRAIN, ITEMS, 3)
     assert Bias().bonus(history(None), table, HISTORIES) is None
     assert Bias(follow=1.0).bonus(history(0.0), None, HISTORIES) is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("repeat", [None, -0.4, 0.7])
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_shortlist_ranks_as_the_catalogue_does(
+    repeat: float | None, neighbours: bool
+) -> None:
+    torch.manual_seed(0)
+    own, queries = history(repeat).eval(), torch.randn(len(HISTORIES), 4)
+    table = Neighbours.count(TRAIN, ITEMS, 3) if neighbours else None
+    for top in (2, ITEMS):
+        shortlist = Shortlist.of(own, table, HISTORIES, queries, top)
+        for bias in (Bias(), Bias(2.0), Bias(4.0, 0.3), Bias(1.0, 1.5)):
+            bonus = bias.bonus(own, table, HISTORIES)
+            expected, _ = best_items(queries, own.table(), top, bonus=bonus)
+            assert np.array_equal(shortlist.rank(bias).items, expected.numpy())
 
 
 class Ranker:

@@ -159,6 +159,28 @@ def test_loss_is_that_of_every_item_given_its_history_and_revealed_digits(model:
     assert model(batch).item() == pytest.approx(expected, rel=1e-5)
 
 
+@torch.no_grad()
+def test_sampled_loss_is_exact_where_few_items_have_the_revealed_digits(
+    sids: SemanticIds,
+) -> None:
+    exact = untrained(sids)
+    exact.history.repeat = None
+    batch = exact.prepare(BATCH, torch.Generator().manual_seed(3))
+    own = untrained(sids, loss="sampled", repeat_bias=False)
+    own.history.repeat = None
+    drawn = own.prepare(BATCH, torch.Generator().manual_seed(3))
+    assert torch.equal(drawn.revealed, batch.revealed)
+    assert own(drawn).item() == pytest.approx(exact(batch).item(), rel=1e-5)
+    # Fewer draws than items with the digits: the target is once among them, as itself.
+    targets, rows = torch.from_numpy(BATCH.values).long(), drawn.revealed.any(2).nonzero()[:, 0]
+    few = replace(drawn, draws=torch.rand(len(targets), 2))
+    found, extra = own._contrasted(targets[rows], drawn.revealed[rows, 0], rows, few)
+    own_item = found.items == targets[rows][found.owners]
+    assert found.owners[own_item].tolist() == list(range(len(rows)))
+    assert (extra[own_item] == 0).all()
+    assert (extra[~own_item] > 0).any()
+
+
 def test_every_item_has_some_digits_masked(model: MaskGR) -> None:
     sequences = Sequences.of([[1] * 3000])
     batch = model.prepare(sequences, torch.Generator().manual_seed(0))

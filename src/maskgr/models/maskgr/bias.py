@@ -13,13 +13,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout
+from maskgr.decoding.denoiser import best_first, ranks
+from maskgr.decoding.matching import pair_energies
 from maskgr.evaluation.metrics import ndcg
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.neighbours import Neighbours
 from maskgr.models.sasrec import SASRec, distinct_pairs
+from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import Bonus
 
 USERS = 8000  # validation users that weights are chosen on, at most
@@ -62,6 +66,63 @@ class Bias:
             torch.from_numpy(numbers).to(device),
             torch.from_numpy(values[order]).to(device),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Shortlist:
+    """The items of some users that can be among the best, whatever the weights of the biases: the
+    best of those without a bias, and all that have one. The catalogue is scored once for all
+    weights."""
+
+    history: SASRec
+    neighbours: Neighbours | None
+    histories: Sequences
+    rows: Tensor  # (pairs,) users, ascending
+    items: Tensor  # (pairs,) ascending among those of a user
+    energies: Tensor  # (pairs,)
+    top: int
+
+    @classmethod
+    def of(
+        cls,
+        history: SASRec,
+        neighbours: Neighbours | None,
+        histories: Sequences,
+        queries: Tensor,
+        top: int,
+    ) -> Shortlist:
+        """`queries` (users, width): of the whole `histories`."""
+        table, n_items = history.table(), len(history.counts)
+        owners, seen = distinct_pairs(histories)
+        near = Sequences.of([]) if neighbours is None else neighbours.after(histories)[0]
+        keys = np.unique(
+            np.concatenate([owners * n_items + seen, near.owners * n_items + near.values])
+        )
+        rows, items = np.divmod(keys, n_items)
+        biased = Sequences.from_lengths(
+            items.astype(np.int32), np.bincount(rows, minlength=len(histories))
+        )
+        others = best_items(queries, table, top, excluded=biased)[0].cpu().numpy()
+        row, place = (others >= 0).nonzero()
+        keys = np.sort(np.concatenate([keys, row * n_items + others[row, place]]))
+        pairs = [torch.from_numpy(part).to(queries.device) for part in np.divmod(keys, n_items)]
+        energies = pair_energies(queries, table, *pairs)
+        return cls(history, neighbours, histories, *pairs, energies, top)
+
+    def rank(self, bias: Bias) -> Ranked:
+        """The users' best items with these biases, equal ones by number; scores are energies."""
+        bonus = bias.bonus(self.history, self.neighbours, self.histories)
+        scores = self.energies
+        if bonus is not None:
+            scores = scores + bonus.at(self.rows, self.items)
+        order = best_first(self.rows, scores)
+        order = order[ranks(self.rows[order]) < self.top]
+        rows, shape = self.rows[order], (len(self.histories), self.top)
+        found = np.full(shape, -1, dtype=np.int32)
+        values = np.full(shape, -np.inf, dtype=np.float32)
+        place = (rows.cpu().numpy(), ranks(rows).cpu().numpy())
+        found[place], values[place] = self.items[order].cpu().numpy(), scores[order].cpu().numpy()
+        return Ranked(found, values)
 
 
 def choose_bias(

@@ -32,7 +32,7 @@ class MaskGRConfig:
     neighbours: int = 128
     """Neighbours kept of each item, which score higher after it; 0 keeps none."""
     loss: Literal["softmax", "sampled"] = "softmax"
-    """Cross-entropy over all items, or over sampled ones, for catalogues above a million."""
+    """Cross-entropy over all items (up to 100,000 on a CPU), or over sampled ones."""
     negatives: int = 1024
     """Items that a batch is contrasted with where the loss is `sampled`."""
     denoiser_share: float = 0.2

@@ -30,6 +30,7 @@ from maskgr.nn.transformer import (
     rotary,
     rotate,
 )
+from maskgr.sids.vectors import chunks, code_means
 
 CHANGE = (1.0, 0.5, 0.25, 0.0)  # shares of the learned change of queries that are tried
 CHANGE_STEPS = 4  # steps of decoding in which they are tried, at most
@@ -198,14 +199,13 @@ def fit_codes(vectors: np.ndarray, codes: np.ndarray, sizes: Sequence[int]) -> n
     nearly as they can: each is the mean of what the others leave of its items, again and again."""
     starts = (0, *accumulate(sizes))[:-1]
     tokens = np.zeros((sum(sizes), vectors.shape[1]), dtype=np.float32)
-    left = vectors.astype(np.float32).copy()  # (items, width) what no level explains yet
+    left = vectors.astype(np.float32)  # (items, width) what no level explains yet; a copy
     for _ in range(SWEEPS):
         for level, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-            own = codes[:, level]
-            left += tokens[start + own]
-            sums = np.zeros((size, vectors.shape[1]), dtype=np.float32)
-            np.add.at(sums, own, left)
-            counts = np.maximum(np.bincount(own, minlength=size), 1)[:, None]
-            tokens[start : start + size] = sums / counts
-            left -= tokens[start + own]
+            own, token = codes[:, level], tokens[start : start + size]
+            for part in chunks(len(left)):
+                left[part] += token[own[part]]
+            token[:] = code_means(left, own, size)
+            for part in chunks(len(left)):
+                left[part] -= token[own[part]]
     return tokens

@@ -130,6 +130,9 @@ def exported(model: GenerativeModel, sids: SemanticIds, decoding: DecodingConfig
         **{name: getattr(decoding, name) for name in DECODING},
     }
     if model.neighbours is not None and bias.follow:
-        arrays |= {"neighbours": model.neighbours.items, "strengths": model.neighbours.strengths}
+        near = model.neighbours.items
+        assert near.weights is not None
+        arrays |= {"neighbours": near.values, "strengths": near.weights}
+        arrays["neighbour_offsets"] = near.offsets.astype(np.int32)
         settings |= {"follow": bias.follow, "recent": RECENT, "floor": FLOOR}
     return Exported(graphs, arrays, settings)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -30,7 +31,7 @@ from maskgr.data.splits import Holdout
 from maskgr.decoding.beams import Step
 from maskgr.decoding.config import DecodingConfig
 from maskgr.decoding.joint import beam_search, sample_items
-from maskgr.decoding.matching import CodeIndex, log_sums, pair_energies
+from maskgr.decoding.matching import CodeIndex, Matches, log_sums, pair_energies
 from maskgr.decoding.orders import fixed_priorities, history_seeds
 from maskgr.decoding.schedule import schedule
 from maskgr.devices import pick_device
@@ -40,7 +41,7 @@ from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training, query_filters
 from maskgr.models.graphs import Exported
 from maskgr.models.items import item_text, semantic_ids
-from maskgr.models.maskgr.bias import USERS, Bias, choose_bias
+from maskgr.models.maskgr.bias import USERS, Bias, Shortlist, choose_bias
 from maskgr.models.maskgr.config import MaskGRConfig
 from maskgr.models.maskgr.denoiser import (
     CHANGE_STEPS,
@@ -66,6 +67,9 @@ from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.fit import Trainable
 
 WEIGHTS, CHOSEN = "network.safetensors", "chosen.json"
+REMAINING = 256  # items with the revealed digits that a target is contrasted with, if sampled
+# Users x items, at most, of the choices that are made on validation: minutes.
+BIAS_CELLS, CHANGE_CELLS = 2**32, 2**28
 
 
 class MaskGR(Trainable):
@@ -95,9 +99,13 @@ class MaskGR(Trainable):
         self.neighbours, self.bias, self.change = neighbours, bias or Bias(), change
         self.history = history.requires_grad_(self.history_learns).eval()
         self.denoiser = Denoiser(own.transformer, sids.codebook_sizes, own.session)
-        self.codes: Tensor
-        self.register_buffer("codes", torch.from_numpy(sids.digits).long(), persistent=False)
-        self.index = CodeIndex(self.codes, sids.codebook_sizes)
+        self.codes: Tensor  # (items, levels) int32, on a CPU those of the IDs themselves
+        self.register_buffer("codes", torch.from_numpy(sids.digits), persistent=False)
+
+    @cached_property
+    def index(self) -> CodeIndex:
+        """Which items have which digits; made when it is first needed, since one step needs none."""
+        return CodeIndex(self.codes, self.sids.codebook_sizes)
 
     @property
     def levels(self) -> int:
@@ -115,7 +123,7 @@ class MaskGR(Trainable):
     def to(self, *arguments: Any, **options: Any) -> Self:
         moved = super().to(*arguments, **options)
         self.history.eval()  # drops the table that it kept
-        self.index = CodeIndex(self.codes, self.sids.codebook_sizes)
+        self.__dict__.pop("index", None)
         return moved
 
     def train(self, mode: bool = True) -> Self:
@@ -129,7 +137,11 @@ class MaskGR(Trainable):
 
     def prepare(self, sequences: Sequences, generator: torch.Generator) -> RevealedBatch:
         asked = self.history.prepare(sequences, generator)
-        return draw_revealed(asked, self.own.session, self.levels, generator)
+        batch = draw_revealed(asked, self.own.session, self.levels, generator)
+        if self.own.loss == "softmax":
+            return batch
+        draws = torch.rand(len(sequences.values), REMAINING, generator=generator)
+        return replace(batch, draws=draws)
 
     def forward(self, batch: RevealedBatch) -> Tensor:
         """() the sum of -log p(item | history, revealed digits), the exact joint of what is masked,
@@ -144,7 +156,8 @@ class MaskGR(Trainable):
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
             hidden, layout = history.encode(batch.sequences.without_last())
             queries = history.queries(hidden)
-            table = self._softmax_table() if self.own.loss == "softmax" else None
+            known = self.own.loss == "softmax" or not learns  # all vectors, not those of samples
+            table = self._softmax_table() if known else None
         loss = self._revealed_loss(queries, hidden, layout, table, items, batch, bonus)
         if learns:
             weights = batch.target_weights(self.device)
@@ -182,7 +195,7 @@ class MaskGR(Trainable):
             weights = weights[rows + place]
         some = shown.any(1)
         known = some.nonzero().squeeze(1)
-        found = self.index.matching(self.codes[targets[known]], shown[known])
+        found, extra = self._contrasted(targets[known], shown[known], known, batch)
         owners = known[found.owners]
         if table is None:
             numbers, number = torch.unique(found.items, return_inverse=True)
@@ -192,7 +205,7 @@ class MaskGR(Trainable):
         if bonus is not None:
             energies = energies + bonus.at(owners, found.items)
         true = (found.items == targets[owners]).nonzero().squeeze(1)  # one for each that is known
-        losses = log_sums(found.owners, energies, len(known)) - energies[true]
+        losses = log_sums(found.owners, energies + extra, len(known)) - energies[true]
         loss = weighted_sum(losses, None if weights is None else weights[known])
         whole = (~some & ((place > 0) | revealed.flatten(1).any(1))).nonzero().squeeze(1)
         if len(whole):  # none of its digits is known: the whole catalogue remains
@@ -202,6 +215,26 @@ class MaskGR(Trainable):
                 queries[whole], table, targets[whole], batch.asked, others, own
             )
         return loss
+
+    def _contrasted(
+        self, targets: Tensor, revealed: Tensor, rows: Tensor, batch: RevealedBatch
+    ) -> tuple[Matches, Tensor]:
+        """Items with the `revealed` (targets, levels) digits of each of the `targets`, itself once
+        among them, and (pairs,) what is added to their energies: a sampled item stands for many.
+
+        `rows` (targets,): the targets' places in the batch.
+        """
+        codes = self.codes[targets]
+        if batch.draws is None:
+            found = self.index.matching(codes, revealed)
+            return found, torch.zeros(len(found.items), device=self.device)
+        found, stands = self.index.sampled(codes, revealed, batch.draws.to(self.device)[rows])
+        found = found.keep(found.items != targets[found.owners])
+        own = torch.arange(len(targets), device=self.device)
+        extra = torch.cat([stands[found.owners], torch.zeros_like(stands)])
+        both = Matches(torch.cat([found.items, targets]), torch.cat([found.owners, own]))
+        order = both.owners.argsort(stable=True)
+        return Matches(both.items[order], both.owners[order]), extra[order]
 
     def validate(self, holdout: Holdout) -> dict[str, float]:
         """By generation, as the settings say; in one step if they say so."""
@@ -223,8 +256,10 @@ class MaskGR(Trainable):
         sids = semantic_ids(training) if given else learned_ids(training, history, text)
         neighbours = _neighbours(training)
         torch.manual_seed(config.seed)
-        vectors = history.items().detach().cpu().numpy()
+        with torch.no_grad():
+            vectors = history.items().cpu().numpy()
         tokens = fit_codes(vectors, sids.digits, sids.codebook_sizes)
+        del vectors
         model = cls(config, sids, history, neighbours)
         model.start_from(torch.from_numpy(tokens))
         training.fit(model, second, label="denoiser")
@@ -246,14 +281,15 @@ class MaskGR(Trainable):
 
     def choose(self, validation: Holdout, seed: int) -> None:
         """Chooses on validation users how much the biases and the denoiser count."""
-        self.bias = self.choose_bias(validation.sample(USERS, seed))
+        items = len(self.codes)
+        self.bias = self.choose_bias(validation.sample(min(USERS, BIAS_CELLS // items), seed))
         if self.levels > 1 and self.own.session == 1:  # later items of a session need its change
             decoding = replace(self.decoding(), steps=min(self.levels, CHANGE_STEPS))
             self.change = choose_change(
                 self.denoiser,
                 lambda query: self.decode(query, decoding),
-                validation.sample(CHANGE_USERS, seed),
-                top=min(10, len(self.codes)),
+                validation.sample(min(CHANGE_USERS, max(1, CHANGE_CELLS // items)), seed),
+                top=min(10, items),
             )
 
     @torch.no_grad()
@@ -263,18 +299,14 @@ class MaskGR(Trainable):
         for rows in portions(histories, limit):  # once for all biases
             hidden = self.history.last_states(histories.select(rows))
             queries[torch.from_numpy(rows).to(self.device)] = self.history.queries(hidden)
-
-        def rank(query: Query, bias: Bias) -> Ranked:
-            bonus = bias.bonus(self.history, self.neighbours, query.histories)
-            found, scores = best_items(queries, self.history.table(), query.top, bonus=bonus)
-            return Ranked(found.int().cpu().numpy(), scores.cpu().numpy())
-
+        top = min(10, len(self.codes))
+        shortlist = Shortlist.of(self.history, self.neighbours, histories, queries, top)
         return choose_bias(
-            rank,
+            lambda query, bias: shortlist.rank(bias),
             holdout,
             repeats=self.history.repeat_value != 0,
             neighbours=self.neighbours is not None,
-            top=min(10, len(self.codes)),
+            top=top,
         )
 
     # Generation
@@ -516,8 +548,7 @@ def _digit_vectors(own: MaskGRConfig, sids: SemanticIds) -> DigitVectors | None:
     """Item vectors as sums of digits' vectors, where the settings ask for them."""
     if own.vectors != "digits":
         return None
-    codes = torch.from_numpy(sids.digits).long()
-    return DigitVectors(own.transformer.width, codes, sids.codebook_sizes)
+    return DigitVectors(own.transformer.width, torch.from_numpy(sids.digits), sids.codebook_sizes)
 
 
 MaskGR.presets = PRESETS

@@ -141,6 +141,9 @@ class RevealedBatch(Batch):
     asked: Batch  # the same sequences, with what the loss of the history draws for them
     revealed: Tensor  # (items, session, levels) bool
     place: Tensor  # (items,) the item of the session that is asked for
+    # (items, count) in [0, 1): which of the items with the revealed digits a target is contrasted
+    # with; None: with all of them.
+    draws: Tensor | None = None
 
     def part(self, rows: np.ndarray) -> RevealedBatch:
         chosen = np.zeros(len(self.sequences), dtype=bool)
@@ -152,6 +155,7 @@ class RevealedBatch(Batch):
             asked=self.asked.part(rows),
             revealed=self.revealed[items],
             place=self.place[items],
+            draws=None if self.draws is None else self.draws[items],
         )
 
 

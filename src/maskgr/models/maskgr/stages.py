@@ -11,13 +11,14 @@ import numpy.typing as npt
 import torch
 
 from maskgr.data.sequences import Sequences
-from maskgr.models.base import TrainConfig, Training
+from maskgr.models.base import TrainConfig, Training, is_large
 from maskgr.models.maskgr.config import MaskGRConfig
 from maskgr.models.retrieval import portions
 from maskgr.models.sasrec import SASRec, SASRecConfig
 from maskgr.nn.item_vectors import ItemSource
 from maskgr.sids.item_text import ItemText
 from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.sids.vectors import chunks
 from maskgr.training.batches import by_length
 from maskgr.training.fit import FitConfig
 
@@ -34,7 +35,7 @@ def train_history(
     memorises and falls behind.
     """
     own: MaskGRConfig = training.config.model
-    sources = _sources(own, text) if source is None else [source]
+    sources = _sources(training.config, text) if source is None else [source]
     budget = shares(fit, 1 / len(sources))[1] if len(sources) > 1 else fit
     best, networks = {}, {}
     for way in sources:
@@ -55,11 +56,15 @@ def train_history(
     return networks[chosen].eval()
 
 
-def _sources(own: MaskGRConfig, text: ItemText) -> list[ItemSource]:
-    """What item vectors may be made of."""
+def _sources(config: TrainConfig, text: ItemText) -> list[ItemSource]:
+    """What item vectors may be made of. In a large catalogue most items have few events to learn a
+    vector of their own from."""
+    own: MaskGRConfig = config.model
     if own.items != "auto":
         return [own.items]
-    return ["text", "both"] if np.ptp(text.embeddings, axis=0).any() else ["id"]
+    if not np.ptp(text.embeddings, axis=0).any():
+        return ["id"]
+    return ["text"] if is_large(len(text.embeddings), config.device) else ["text", "both"]
 
 
 def sasrec_config(own: MaskGRConfig, source: ItemSource) -> SASRecConfig:
@@ -110,6 +115,9 @@ def score_space(history: SASRec, train: Sequences, config: TrainConfig) -> npt.N
         asked.append(history.queries(hidden).double().cpu().numpy())
     queries = np.concatenate(asked)
     values, directions = np.linalg.eigh(queries.T @ queries / len(queries))
-    vectors = history.items().double().cpu().numpy()
-    stretched = vectors @ (directions * np.sqrt(values.clip(min=0)))
-    return np.ascontiguousarray(stretched, dtype=np.float32)
+    stretch = directions * np.sqrt(values.clip(min=0))  # (width, width)
+    found = np.empty((len(history.counts), history.width), dtype=np.float32)
+    for rows in chunks(len(found)):
+        numbers = torch.arange(rows.start, rows.stop, device=history.device)
+        found[rows] = history.items(numbers).double().cpu().numpy() @ stretch
+    return found
