@@ -36,24 +36,24 @@ CHUNK = 100_000  # users, or items, generated and written at once
 EVENTS = (5, 4.0)  # of a user: at least, and how many more on average
 NEAR = 0.75  # share of events that are one to three items after the last one
 SKEW = 3  # of the others: the higher, the more popular are the items of low numbers
-SHELF = 40  # items whose titles differ in a number alone
+SHELF = 40  # items whose titles differ in a number alone; 32 words of each kind tell shelves apart
 LARGE = 100_000  # items up to which a training has to be told to sample
 REQUESTS = 20
 KIND = """
 steel oak wool glass bamboo copper linen granite cork silk iron pine cotton marble rubber
 paper leather brass clay foam felt birch nylon zinc jute ash carbon velvet slate maple
 denim pewter
-""".split()
+"""
 THING = """
 kettle tent lamp boots mixer bench razor camera rake drill scarf bowl clock easel stove
 ladder mirror guitar saddle globe basket pillow anvil helmet compass violin hammock
 lantern whisk trowel kayak puzzle
-""".split()
+"""
 PLACE = """
 garden kitchen office mountain harbour studio nursery workshop balcony desert classroom
 stable attic theatre bakery library clinic orchard cellar gallery airport camp forge
 chapel beach stadium laboratory market barn museum hotel winery
-""".split()
+"""
 
 
 def write_shop(folder: Path, items: int, users: int, asked: int) -> None:
@@ -100,8 +100,8 @@ def _items(numbers: np.ndarray) -> pl.DataFrame:
     """Titles of a few words, shared by the items of a shelf but for a number."""
     shelf = numbers // SHELF
     words = [
-        pl.Series(list_).gather((shelf // step) % len(list_))
-        for list_, step in ((KIND, 1), (THING, 32), (PLACE, 1024))
+        pl.Series(text.split()).gather((shelf // step) % 32)
+        for text, step in ((KIND, 1), (THING, 32), (PLACE, 1024))
     ]
     frame = pl.DataFrame({"n": numbers, "kind": words[0], "thing": words[1], "place": words[2]})
     return frame.select(

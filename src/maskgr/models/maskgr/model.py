@@ -63,6 +63,7 @@ from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import Bonus, weighted_sum
 from maskgr.nn.transformer import Layout
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
+from maskgr.sids.item_text import ItemText
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.fit import Trainable
 
@@ -246,14 +247,19 @@ class MaskGR(Trainable):
     def learn(cls, training: Training) -> Self:
         config, work = training.config, training.work
         own: MaskGRConfig = config.model
-        text = item_text(training, own.sids.encoder)
+        if (given := training.sids) is None:
+            text = item_text(training, own.sids.encoder)
+        else:  # a saved model has the texts of its IDs
+            text = ItemText(given.embeddings, given.encoder)
         first, second = shares(config.fit, own.denoiser_share)
         like = None if training.like is None else training.like.model
         assert like is None or isinstance(like, MaskGR)
         source = None if like is None else like.history.config.items
         history = train_history(training, text, first, source)
-        given = training.sids is not None
-        sids = semantic_ids(training) if given else learned_ids(training, history, text)
+        if given is None:
+            sids = learned_ids(training, history, text)
+        else:
+            sids = semantic_ids(training)
         neighbours = _neighbours(training)
         torch.manual_seed(config.seed)
         with torch.no_grad():
