@@ -70,7 +70,7 @@ from maskgr.training.fit import Trainable
 WEIGHTS, CHOSEN = "network.safetensors", "chosen.json"
 REMAINING = 256  # items with the revealed digits that a target is contrasted with, if sampled
 # Users x items, at most, of the choices that are made on validation: minutes.
-BIAS_CELLS, CHANGE_CELLS = 2**32, 2**28
+BIAS_CELLS, CHANGE_CELLS = 2**32, 2**27
 
 
 class MaskGR(Trainable):
@@ -105,7 +105,7 @@ class MaskGR(Trainable):
 
     @cached_property
     def index(self) -> CodeIndex:
-        """Which items have which digits; made when it is first needed, since one step needs none."""
+        """Which items have which digits; made when it is first needed: one step needs none."""
         return CodeIndex(self.codes, self.sids.codebook_sizes)
 
     @property
@@ -256,10 +256,7 @@ class MaskGR(Trainable):
         assert like is None or isinstance(like, MaskGR)
         source = None if like is None else like.history.config.items
         history = train_history(training, text, first, source)
-        if given is None:
-            sids = learned_ids(training, history, text)
-        else:
-            sids = semantic_ids(training)
+        sids = learned_ids(training, history, text) if given is None else semantic_ids(training)
         neighbours = _neighbours(training)
         torch.manual_seed(config.seed)
         with torch.no_grad():
