@@ -36,24 +36,24 @@ CHUNK = 100_000  # users, or items, generated and written at once
 EVENTS = (5, 4.0)  # of a user: at least, and how many more on average
 NEAR = 0.75  # share of events that are one to three items after the last one
 SKEW = 3  # of the others: the higher, the more popular are the items of low numbers
-SHELF = 40  # items whose titles differ in a number alone
+SHELF = 40  # items whose titles differ in a number alone; 32 words of each kind tell shelves apart
 LARGE = 100_000  # items up to which a training has to be told to sample
 REQUESTS = 20
 KIND = """
 steel oak wool glass bamboo copper linen granite cork silk iron pine cotton marble rubber
 paper leather brass clay foam felt birch nylon zinc jute ash carbon velvet slate maple
 denim pewter
-""".split()
+"""
 THING = """
 kettle tent lamp boots mixer bench razor camera rake drill scarf bowl clock easel stove
 ladder mirror guitar saddle globe basket pillow anvil helmet compass violin hammock
 lantern whisk trowel kayak puzzle
-""".split()
+"""
 PLACE = """
 garden kitchen office mountain harbour studio nursery workshop balcony desert classroom
 stable attic theatre bakery library clinic orchard cellar gallery airport camp forge
 chapel beach stadium laboratory market barn museum hotel winery
-""".split()
+"""
 
 
 def write_shop(folder: Path, items: int, users: int, asked: int) -> None:
@@ -100,8 +100,8 @@ def _items(numbers: np.ndarray) -> pl.DataFrame:
     """Titles of a few words, shared by the items of a shelf but for a number."""
     shelf = numbers // SHELF
     words = [
-        pl.Series(list_).gather((shelf // step) % len(list_))
-        for list_, step in ((KIND, 1), (THING, 32), (PLACE, 1024))
+        pl.Series(text.split()).gather((shelf // step) % 32)
+        for text, step in ((KIND, 1), (THING, 32), (PLACE, 1024))
     ]
     frame = pl.DataFrame({"n": numbers, "kind": words[0], "thing": words[1], "place": words[2]})
     return frame.select(
@@ -188,7 +188,8 @@ def measured(command: list[str], folder: Path, limit: float) -> dict[str, Any]:
     if child.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {child.returncode}")
     peak = max(peak, usage.ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20))
-    found: dict[str, Any] = {"seconds": seconds, "peak_gib": peak}
+    spent = usage.ru_utime + usage.ru_stime  # of all cores, whatever else the machine does
+    found: dict[str, Any] = {"seconds": seconds, "cpu_seconds": spent, "peak_gib": peak}
     return found | (json.loads(printed) if printed.startswith("{") else {})
 
 
@@ -209,7 +210,8 @@ def _resident(pid: int) -> float:
 def figures(stage: str, found: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """What the table says of a stage."""
     seconds = found["seconds"]
-    row: dict[str, Any] = {"minutes": seconds / 60, "peak_gib": found["peak_gib"]}
+    row: dict[str, Any] = {"minutes": seconds / 60, "cpu_minutes": found["cpu_seconds"] / 60}
+    row["peak_gib"] = found["peak_gib"]
     if stage == "sids":
         row |= {"items_per_second": options.items / seconds}
         row |= {"unique_share": found["unique_share_before"]}
@@ -223,25 +225,27 @@ def figures(stage: str, found: dict[str, Any], options: argparse.Namespace) -> d
     elif stage == "recommend":
         row["users_per_second"] = options.asked / seconds
     elif stage == "requests":
-        row |= {name: value for name, value in found.items() if "seconds" in name}
-        del row["seconds"]
+        names = [name for name in found if name.endswith(("_milliseconds", "load_seconds"))]
+        row |= {name: found[name] for name in ("milliseconds", *names)}
     return row
 
 
 def table(rows: dict[str, dict[str, Any]], options: argparse.Namespace) -> str:
     lines = [
         f"{options.items:,} items, {options.users:,} users, {options.minutes:g} min of training",
-        f"{'stage':10}{'minutes':>9}{'peak GiB':>10}{'a second':>18}{'ms a request':>14}",
+        f"{'stage':10}{'minutes':>9}{'of CPU':>9}{'peak GiB':>10}{'a second':>18}{'ms one':>10}",
     ]
     for stage, row in rows.items():
         rates = [f"{row[f'{what}_per_second']:,.0f} {what}" for what in ("users", "items")
                  if f"{what}_per_second" in row]  # fmt: skip
         one = f"{row['milliseconds']:,.0f}" if "milliseconds" in row else ""
         lines.append(
-            f"{stage:10}{row['minutes']:9.1f}{row['peak_gib']:10.2f}{''.join(rates):>18}{one:>14}"
+            f"{stage:10}{row['minutes']:9.1f}{row['cpu_minutes']:9.1f}{row['peak_gib']:10.2f}"
+            f"{''.join(rates):>18}{one:>10}"
         )
     for stage, row in rows.items():
-        known = ("minutes", "peak_gib", "users_per_second", "items_per_second", "milliseconds")
+        known = ("minutes", "cpu_minutes", "peak_gib", "users_per_second", "items_per_second")
+        known += ("milliseconds",)
         others = [f"{name} {value:,.4g}" for name, value in row.items() if name not in known]
         if others:
             lines.append(f"{stage}: {', '.join(others)}")

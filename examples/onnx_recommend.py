@@ -83,7 +83,9 @@ class Model:
             strengths, offsets = np.zeros(len(bias)), self.arrays["neighbour_offsets"]
             for age, item in enumerate(history[::-1][: how["recent"]]):
                 own = slice(offsets[item], offsets[item + 1])
-                strengths[self.arrays["neighbours"][own]] += self.arrays["strengths"][own] * 0.5**age
+                strengths[self.arrays["neighbours"][own]] += (
+                    self.arrays["strengths"][own] * 0.5**age
+                )
             bias[:] = how["follow"] * np.log1p(strengths / how["floor"])
         bias[history] = how["repeat"]
         return bias

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from maskgr import Dataset
 from maskgr.data.config import DataConfig
+from maskgr.data.ingest import codes
 from maskgr.errors import DataError
 
 LOG = pl.DataFrame(
@@ -84,6 +85,17 @@ def test_ids_of_any_scalar_type_are_kept(ids: list[Any], tmp_path: Path) -> None
     assert histories_by_id(dataset) == {ids[0]: [ids[0], ids[0]], ids[1]: [ids[1]]}
     dataset.save(tmp_path / "saved")
     assert histories_by_id(Dataset.load(tmp_path / "saved")) == histories_by_id(dataset)
+
+
+@pytest.mark.parametrize(
+    "ids", [["b", "a", "é", "z"], [7, 0, -3, 5], [date(2024, 1, n) for n in (3, 1, 2, 4)]]
+)
+def test_few_ids_are_numbered_as_many_are(ids: list[Any]) -> None:
+    catalogue = pl.Series("item_id", ids[:3])
+    asked = pl.Series("item_id", [ids[2], None, ids[3], ids[0], ids[2]], dtype=catalogue.dtype)
+    few = pl.Series("item_id", [*ids[:3], *[None] * 200], dtype=catalogue.dtype)
+    for index in (catalogue, few):  # the larger is scanned
+        assert codes(asked, index).to_list() == [2, -1, -1, 0, 2]
 
 
 def test_csv_text_ids_match_numbers_of_a_parquet_catalogue(tmp_path: Path) -> None:

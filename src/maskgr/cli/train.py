@@ -172,7 +172,7 @@ def this_command() -> list[str]:
 
 
 def count_processes(asked: int | None, config: TrainConfig, items: int) -> int:
-    """Those that were asked for, or as many as suit the machine and a catalogue of so many items."""
+    """Those that were asked for, or what suits the machine and a catalogue of so many items."""
     from maskgr.models.base import model_class
     from maskgr.training.distributed import check_processes, processes_for
 

@@ -36,7 +36,8 @@ def semantic_ids(training: Training) -> SemanticIds:
         )
         made.save(folder)
 
-    sids = SemanticIds.load(work.once("sids", make))
+    folder = work.once("sids", make)
+    sids = training.sids or SemanticIds.load(folder)  # not twice in memory
     if not sids.items["item_id"].equals(training.data.item_ids):
         raise ArtefactError(
             "the semantic IDs were made for other items than the dataset's; make them again"

@@ -69,9 +69,7 @@ def test_no_bonus_where_nothing_is_biased() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("repeat", [None, -0.4, 0.7])
 @pytest.mark.parametrize("neighbours", [False, True])
-def test_shortlist_ranks_as_the_catalogue_does(
-    repeat: float | None, neighbours: bool
-) -> None:
+def test_shortlist_ranks_as_the_catalogue_does(repeat: float | None, neighbours: bool) -> None:
     torch.manual_seed(0)
     own, queries = history(repeat).eval(), torch.randn(len(HISTORIES), 4)
     table = Neighbours.count(TRAIN, ITEMS, 3) if neighbours else None

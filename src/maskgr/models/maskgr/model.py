@@ -63,13 +63,14 @@ from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import Bonus, weighted_sum
 from maskgr.nn.transformer import Layout
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
+from maskgr.sids.item_text import ItemText
 from maskgr.sids.semantic_ids import SemanticIds
 from maskgr.training.fit import Trainable
 
 WEIGHTS, CHOSEN = "network.safetensors", "chosen.json"
 REMAINING = 256  # items with the revealed digits that a target is contrasted with, if sampled
 # Users x items, at most, of the choices that are made on validation: minutes.
-BIAS_CELLS, CHANGE_CELLS = 2**32, 2**28
+BIAS_CELLS, CHANGE_CELLS = 2**32, 2**27
 
 
 class MaskGR(Trainable):
@@ -104,7 +105,7 @@ class MaskGR(Trainable):
 
     @cached_property
     def index(self) -> CodeIndex:
-        """Which items have which digits; made when it is first needed, since one step needs none."""
+        """Which items have which digits; made when it is first needed: one step needs none."""
         return CodeIndex(self.codes, self.sids.codebook_sizes)
 
     @property
@@ -246,14 +247,16 @@ class MaskGR(Trainable):
     def learn(cls, training: Training) -> Self:
         config, work = training.config, training.work
         own: MaskGRConfig = config.model
-        text = item_text(training, own.sids.encoder)
+        if (given := training.sids) is None:
+            text = item_text(training, own.sids.encoder)
+        else:  # a saved model has the texts of its IDs
+            text = ItemText(given.embeddings, given.encoder)
         first, second = shares(config.fit, own.denoiser_share)
         like = None if training.like is None else training.like.model
         assert like is None or isinstance(like, MaskGR)
         source = None if like is None else like.history.config.items
         history = train_history(training, text, first, source)
-        given = training.sids is not None
-        sids = semantic_ids(training) if given else learned_ids(training, history, text)
+        sids = learned_ids(training, history, text) if given is None else semantic_ids(training)
         neighbours = _neighbours(training)
         torch.manual_seed(config.seed)
         with torch.no_grad():
