@@ -3,9 +3,9 @@
 An artefact is a folder with a `maskgr.json` that holds its kind, how it was made, and the size and
 SHA-256 of every other file, and a `maskgr.sha256` with the checksum of that file itself, so that
 neither can change or disappear unnoticed (`sha256sum --check maskgr.sha256`). It is written to a
-draft beside its destination and renamed into place, so an interruption, a full disk or a kill leaves
-the previous content unchanged. A draft is locked while its writer lives; the drafts of writers that
-were killed are removed by the next write beside them.
+draft beside its destination and renamed into place, so an interruption, a full disk or a kill
+leaves the previous content unchanged. A draft is locked while its writer lives; the drafts of
+writers that were killed are removed by the next write beside them.
 """
 
 from __future__ import annotations
