@@ -27,9 +27,9 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", POLARS_MAX_THRE
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 os.environ["MASKGR_CACHE"] = "cache"  # in the current folder of each command
 
-from breaking import limits, tampering  # noqa: E402
-from breaking.children import preload  # noqa: E402
-from breaking.kills import SHARES, Breaker, Tally, kill_all  # noqa: E402
+from breaking import limits, tampering
+from breaking.children import preload
+from breaking.kills import SHARES, Breaker, kill_all
 
 PARTS = ("kills", "tampering", "limits")
 COMMANDS = sorted({name.split(",")[0] for name in SHARES})

@@ -128,6 +128,23 @@ def test_recovers_after_kill_between_the_two_renames(tmp_path: Path) -> None:
     assert content(tmp_path / "thing") == "old"
 
 
+def test_drafts_of_killed_writers_are_removed_and_those_of_living_ones_are_not(
+    tmp_path: Path,
+) -> None:
+    left = [tmp_path / ".thing.maskgr-abcdefgh", tmp_path / ".other.maskgr-01234567"]
+    left[0].mkdir()
+    (left[0] / "a.txt").write_text("half")
+    left[1].write_text("half")
+    foreign = tmp_path / ".thing.new-abcdefgh"
+    foreign.write_text("not ours")
+    with write_file(tmp_path / "file") as draft:
+        assert not any(path.exists() for path in left)
+        save(tmp_path / "thing", "x")  # beside a write that is under way
+        draft.write_text("y")
+    assert (tmp_path / "file").read_text() == "y"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [foreign.name, "file", "thing"]
+
+
 def test_raises_rather_than_replace_a_foreign_folder_or_another_kind(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("meow")

@@ -181,6 +181,27 @@ def test_a_bug_is_called_a_bug(
     )
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_too_little_memory_is_no_bug(
+    maskgr: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def hungry(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("maskgr.cli.demo.run_demo", hungry)
+    outcome = maskgr("demo")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: there is not enough memory; give it more, or")
+    assert outcome.err.count("\n") == 1
+
+
 def test_json_has_null_for_nan_and_infinity(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": [float("nan"), 1.5], "b": {"c": float("inf")}})
     assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": {"c": None}}

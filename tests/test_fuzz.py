@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from benchmarks.fuzz import READERS, fuzz
+from benchmarks.breaking.fuzzing import READERS, fuzz
 
 INPUTS = 25  # of each reader
 

@@ -43,7 +43,9 @@ def preload() -> None:
     for name in (*PRELOADED, *(target.partition(":")[0] for target in MODELS.values())):
         import_module(name)
     tasks = Path("/proc/self/task").iterdir()
-    names = [Path(task, "comm").read_text().strip() for task in tasks if task.name != str(os.getpid())]
+    names = [
+        Path(task, "comm").read_text().strip() for task in tasks if task.name != str(os.getpid())
+    ]
     others = [name for name in names if not name.startswith(HOUSEKEEPING)]
     if others:
         sys.exit(f"threads run before the first fork, which has none of them: {', '.join(others)}")

@@ -22,8 +22,8 @@ from typing import Any
 
 from maskgr.errors import MaskGRError
 
-from breaking.children import POLL, Child, command, start
-from breaking.shop import (
+from .children import POLL, Child, command, start
+from .shop import (
     JOBS,
     OLD,
     TRAIN,
@@ -194,7 +194,9 @@ class Breaker:
     def inputs(self, job: Job) -> dict[str, str]:
         """Everything that the job has no business to change."""
         found = tree(self.work, (job.run or job.out, "cache"))
-        return {name: own for name, own in found.items() if not re.search(r"(^|/)\.|\.parts/", name)}
+        return {
+            name: own for name, own in found.items() if not re.search(r"(^|/)\.|\.parts/", name)
+        }
 
     def kill(
         self, child: Child, job: Job, words: tuple[str, ...], usual: Usual, *, real: bool

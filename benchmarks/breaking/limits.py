@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from breaking.children import Child, command, start
-from breaking.kills import Breaker
-from breaking.shop import JOBS, Job, content, leftovers, tree
+from .children import Child, command, start
+from .kills import Breaker
+from .shop import JOBS, Job, content, leftovers, tree
 
 DISKS = (0.0, 0.3, 0.6, 0.9)  # of the room that the job needs
 FILES = (0.1, 0.5, 0.9)  # of the largest file that the job writes

@@ -19,9 +19,9 @@ from typing import Any
 
 from maskgr.errors import MaskGRError
 
-from breaking.children import ChildError, call, start
-from breaking.kills import Breaker, Failure
-from breaking.shop import STEPS, content, fresh, leftovers, settings
+from .children import ChildError, call, start
+from .kills import Breaker, Failure
+from .shop import STEPS, content, fresh, leftovers, settings
 
 FLIPS = 4  # bytes that are flipped, one at a time: the first, the last, and others at random
 MODELS = ("popularity", "neighbours", "sasrec", "tiger", "maskgr-paper")
@@ -113,9 +113,7 @@ def use_training(folder: Path) -> Any:
     name, settings_ = json.loads((folder.parent / "settings.json").read_text())
     data = str(folder.parent / "shop")
     config = train_config("tiny", settings_, model=name)
-    start_run(
-        folder, open_dataset(data), config, data=data, data_config=DataConfig(), resume=True
-    )
+    start_run(folder, open_dataset(data), config, data=data, data_config=DataConfig(), resume=True)
     return content(folder / "recommender")
 
 

@@ -1,8 +1,14 @@
 """Errors that a user can fix: one sentence that says what is wrong and what to do."""
 
+LONGEST = 2000  # characters; a sentence may quote anything
+
 
 class MaskGRError(Exception):
     """Base class: a mistake that the caller can fix, never a bug in the library."""
+
+    def __init__(self, message: str) -> None:
+        line, half = " ".join(message.splitlines()), LONGEST // 2 - 1
+        super().__init__(line if len(line) <= LONGEST else f"{line[:half]}…{line[-half:]}")
 
 
 class DataError(MaskGRError):

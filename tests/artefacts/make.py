@@ -8,6 +8,7 @@ and what the recommender recommends (see CONTRIBUTING.md).
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def main() -> None:
     folder = HERE / __version__
     shop = fetch("synthetic", synthetic=SHOP)
     shop.save(folder / "shop")
-    config = SidsConfig(EncoderConfig("wordllama"), QuantizerConfig(levels=2, codes=4, components=4))
+    config = SidsConfig(
+        EncoderConfig("wordllama"), QuantizerConfig(levels=2, codes=4, components=4)
+    )
     sids = SemanticIds.make(shop, config, device="cpu")
     sids.save(folder / "sids")
     recommender = Recommender.train(shop, config=train_config("tiny", SETTINGS))
@@ -56,7 +59,7 @@ def recommended(recommender: Recommender, shop: Dataset) -> list[dict[str, Any]]
         for steps in (1, 3):
             decoding = recommender.decoding(steps=steps)
             best = recommender.recommend(history, TOP + 1, decoding=decoding)
-            gaps = [a.score - b.score for a, b in zip(best, best[1:], strict=False)]
+            gaps = [a.score - b.score for a, b in pairwise(best)]
             if min(gaps) > GAP:
                 rows = [[row.item_id, row.score] for row in best[:TOP]]
                 found.append({"history": history, "steps": steps, "best": rows})

@@ -118,12 +118,10 @@ def test_parts_are_removed_where_a_later_line_is_refused(
     assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-def test_users_of_several_types_are_refused(
-    recommender: Recommender, tmp_path: Path
-) -> None:
+def test_users_of_several_types_are_refused(recommender: Recommender, tmp_path: Path) -> None:
     rows = [{"user_id": user, "history": ["a"]} for user in (1, "one")]
     (tmp_path / "in").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match="line 2: user_id is .* where earlier lines have another"):
+    with pytest.raises(DataError, match="line 2: user_id is 'one' where earlier"):
         recommend_file(recommender, tmp_path / "in", tmp_path / "o.parquet", 1)
 
 

@@ -50,6 +50,15 @@ def test_damaged_checkpoint_is_named_and_the_one_before_used(
     assert str(folder) in capsys.readouterr().err
 
 
+def test_checkpoint_is_found_after_a_kill_while_it_was_replaced(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    folder = tmp_path / "checkpoints" / f"{1:010}"
+    folder.rename(folder.with_name(f".{folder.name}.previous"))
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
 def test_no_checkpoint_is_loaded_where_all_are_damaged(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "checkpoints" / f"{1:010}" / "maskgr.json").unlink()

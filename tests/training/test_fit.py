@@ -99,6 +99,16 @@ def test_best_network_is_kept_and_patience_stops(tmp_path: Path) -> None:
     assert (kept.state["best_step"], kept.step) == (20, 40)
 
 
+def test_resuming_takes_the_best_network_from_the_checkpoint(tmp_path: Path) -> None:
+    train_toy(tmp_path, toy := Toy())
+    best = tmp_path / "best.safetensors"
+    content = best.read_bytes()
+    best.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # nothing would notice
+    train_toy(tmp_path, again := Toy(), resume=True)
+    assert torch.equal(again.logits, toy.logits)
+    assert best.read_bytes() == content
+
+
 def test_averaged_weights_are_validated_and_kept(tmp_path: Path) -> None:
     before: list[torch.Tensor] = []
     validated: list[torch.Tensor] = []

@@ -43,6 +43,16 @@ def test_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
     assert [row["step"] for row in read_log(tmp_path)] == [1, 10, 20, 20]
 
 
+def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, 20)
+    file = tmp_path / "log.csv"
+    first, *rows = file.read_bytes().splitlines()
+    file.write_bytes(
+        b"\n".join([b"\xff" + first, b"\xfe" + rows[0], b"inf" + rows[1][2:], *rows[2:]])
+    )
+    assert [row["step"] for row in read_log(tmp_path)] == [20, 20]
+
+
 @pytest.mark.parametrize(("step", "kept"), [(0, []), (15, [1, 10]), (20, [1, 10, 20, 20])])
 def test_rewinding_drops_later_rows(tmp_path: Path, step: int, kept: list[int]) -> None:
     write(tmp_path, 20)

@@ -27,15 +27,15 @@ def _in_order(matrix: Matrix, item_ids: pl.Series, problems: Problems) -> npt.ND
     if matrix.ids is None:
         return matrix.values
     rows = pl.DataFrame({"id": matrix.ids}).with_row_index("row")
-    if not rows["id"].is_unique().all():
-        twice = rows["id"].filter(rows["id"].is_duplicated())[0]
-        problems.error(f"{matrix.name} lists item {twice!r} twice", "keep one vector per item")
-        return None
     if matrix.ids.dtype != item_ids.dtype:
         problems.error(
             f"item_id is {matrix.ids.dtype} in {matrix.name} and {item_ids.dtype} in the catalogue",
             "write them the same way",
         )
+        return None
+    if not rows["id"].is_unique().all():
+        twice = rows["id"].filter(rows["id"].is_duplicated())[0]
+        problems.error(f"{matrix.name} lists item {twice!r} twice", "keep one vector per item")
         return None
     wanted = pl.DataFrame({"id": item_ids}).join(rows, on="id", how="left", maintain_order="left")
     if wanted["row"].null_count():
@@ -53,10 +53,14 @@ def check_embeddings(
     values: npt.NDArray[Any], item_ids: pl.Series, name: str, problems: Problems
 ) -> None:
     """Reports a wrong shape or type, values that are not finite, and all-zero vectors."""
-    if values.ndim != 2 or not np.issubdtype(values.dtype, np.floating):
+    if (
+        values.ndim != 2
+        or not np.issubdtype(values.dtype, np.floating)
+        or values.dtype.itemsize > 8
+    ):
         problems.error(
             f"{name} holds {values.dtype} of shape {values.shape}",
-            "give floating-point numbers of shape (items, dimensions)",
+            "give floating-point numbers (float64 or less) of shape (items, dimensions)",
         )
         return
     if len(values) != len(item_ids):

@@ -37,9 +37,9 @@ def _column_weights(table: Table, problems: Problems) -> pl.Series | None:
     if "weight" not in table.frame.columns:
         return None
     column = table.frame["weight"]
-    weights = column.cast(pl.Float64, strict=False) if not column.dtype.is_nested() else None
-    if weights is None or column.dtype == pl.Boolean:
+    if not (column.dtype.is_numeric() or isinstance(column.dtype, pl.String | pl.Null)):
         raise DataError(f"{table.name}: weight holds {column.dtype}; give numbers from 0 up")
+    weights = column.cast(pl.Float64, strict=False)
     good = weights.is_between(0, MAX_WEIGHT).fill_null(False)
     if not good.all():
         row = int((~good).arg_max() or 0)
@@ -62,7 +62,7 @@ def _type_weights(table: Table, config: DataConfig, problems: Problems) -> pl.Se
             )
         return None
     types = table.frame["event_type"]
-    if types.dtype.is_nested():
+    if types.dtype.is_nested() or types.dtype in (pl.Binary, pl.Duration, pl.Object):
         raise DataError(f"{table.name}: event_type holds {types.dtype}; give one text per row")
     types = types.cast(pl.String)
     counted = types.value_counts().sort("count", "event_type", descending=[True, False])

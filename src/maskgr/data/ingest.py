@@ -25,6 +25,7 @@ from maskgr.data.timestamps import read_positions, read_timestamps
 from maskgr.errors import DataError
 
 FEW = 16  # times fewer IDs than there are to look among: a scan is then the quickest
+ID_TYPES = (pl.String, pl.Categorical, pl.Enum, pl.Boolean, pl.Date, pl.Datetime, pl.Null)
 SHORTEST = 3  # leave-one-out needs an item each for training, validation and test
 
 
@@ -113,7 +114,7 @@ def _usable_log(table: Table, config: DataConfig, problems: Problems) -> pl.Data
     _require_columns(table, ("user_id", "item_id"))
     if frame.is_empty():
         raise DataError(f"{table.name} has no rows; give at least one event")
-    _require_scalar_ids(table, ("user_id", "item_id"))
+    require_scalar_ids(frame, table.name, ("user_id", "item_id"))
     columns = [c for c in ("position", "timestamp") if c in frame.columns]
     if not columns:
         raise DataError(
@@ -179,7 +180,7 @@ def _usable_catalogue(table: Table | None, log: pl.DataFrame, problems: Problems
         )
         return pl.DataFrame({"item_id": log["item_id"].unique(maintain_order=True)})
     _require_columns(table, ("item_id",))
-    _require_scalar_ids(table, ("item_id",))
+    require_scalar_ids(table.frame, table.name, ("item_id",))
     frame = table.frame.select("item_id", pl.exclude("item_id"))
     frame = frame.filter(_present(frame["item_id"], table.name, "item_id", problems))
     if frame.is_empty():
@@ -205,13 +206,14 @@ def _require_columns(table: Table, columns: tuple[str, ...]) -> None:
         )
 
 
-def _require_scalar_ids(table: Table, columns: tuple[str, ...]) -> None:
+def require_scalar_ids(frame: pl.DataFrame, name: str, columns: tuple[str, ...]) -> None:
+    """Raises where a column of IDs holds what is no text, number or date."""
     for column in columns:
-        dtype = table.frame.schema[column]
-        if dtype.is_nested() or dtype == pl.Object:
+        dtype = frame.schema[column]
+        if not (dtype.is_numeric() or isinstance(dtype, ID_TYPES)):
             raise DataError(
-                f"{table.name}: {column} holds {dtype}, and an ID is one text, number or date; "
-                "write one scalar per row"
+                f"{name}: {column} holds {dtype}, and an ID is one text, number or date; write one "
+                "of these per row"
             )
 
 

@@ -206,10 +206,15 @@ def read_matrix(file: Path, ids: tuple[str, ...] = ("item_id",)) -> Matrix:
             f"{name} has the columns {', '.join(frame.columns)}; it needs item_id and one column "
             "of lists of numbers"
         )
+    if frame.is_empty():
+        raise DataError(f"{name} has no rows; give every item a vector, or remove the file")
     column = frame[vectors[0]]
     lengths = column.list.len() if isinstance(column.dtype, pl.List) else column.arr.len()
-    if lengths.null_count() or lengths.n_unique() > 1:
-        odd = int(((lengths != lengths[0]) | lengths.is_null()).arg_max() or 0)
+    if lengths.null_count():
+        row = int(lengths.is_null().arg_max() or 0) + 1
+        raise DataError(f"{name}, row {row} has no vector; give every item one")
+    if lengths.n_unique() > 1:
+        odd = int((lengths != lengths[0]).arg_max() or 0)
         raise DataError(
             f"{name}, row {odd + 1}: the vector has {lengths[odd]} numbers where the first has "
             f"{lengths[0]}; give every item a vector of one length"
