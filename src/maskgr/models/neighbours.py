@@ -176,7 +176,7 @@ class Neighbours:
 
     def save(self, folder: Path) -> None:
         assert self.items.weights is not None
-        tensors = {
+        tensors: dict[str, npt.NDArray[Any]] = {
             "offsets": self.items.offsets,
             "items": self.items.values,
             "strengths": self.items.weights,

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import IO
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -125,7 +125,7 @@ def world(device: str = "auto") -> Iterator[World]:
         torch.set_num_threads(threads)  # what one process does after that, it does alone
 
 
-def _of_this_start(store: dist.Store, rank: int, size: int) -> dist.Store:
+def _of_this_start(store: Any, rank: int, size: int) -> Any:
     """A part of `torchrun`'s store that no earlier start of the processes has written to.
 
     It lasts as long as `torchrun` itself, and a process that is started again would read the
@@ -137,7 +137,7 @@ def _of_this_start(store: dist.Store, rank: int, size: int) -> dist.Store:
     while time.monotonic() < end:
         tokens = "-".join(store.get(f"start/{n}").decode() for n in range(size))
         if store.add(tokens, int(tokens != seen)) == size:
-            return dist.PrefixStore(tokens, store)
+            return dist.PrefixStore(tokens, store)  # type: ignore[attr-defined]
         seen = tokens
         time.sleep(0.05)
     raise dist.DistError("not all processes have started")

@@ -105,9 +105,9 @@ class Shortlist:
         others = best_items(queries, table, top, excluded=biased)[0].cpu().numpy()
         row, place = (others >= 0).nonzero()
         keys = np.sort(np.concatenate([keys, row * n_items + others[row, place]]))
-        pairs = [torch.from_numpy(part).to(queries.device) for part in np.divmod(keys, n_items)]
-        energies = pair_energies(queries, table, *pairs)
-        return cls(history, neighbours, histories, *pairs, energies, top)
+        owner, item = (torch.from_numpy(own).to(queries.device) for own in np.divmod(keys, n_items))
+        energies = pair_energies(queries, table, owner, item)
+        return cls(history, neighbours, histories, owner, item, energies, top)
 
     def rank(self, bias: Bias) -> Ranked:
         """The users' best items with these biases, equal ones by number; scores are energies."""

@@ -117,7 +117,7 @@ def score_space(history: SASRec, train: Sequences, config: TrainConfig) -> npt.N
     values, directions = np.linalg.eigh(queries.T @ queries / len(queries))
     stretch = directions * np.sqrt(values.clip(min=0))  # (width, width)
     found = np.empty((len(history.counts), history.width), dtype=np.float32)
-    for rows in chunks(len(found)):
-        numbers = torch.arange(rows.start, rows.stop, device=history.device)
-        found[rows] = history.items(numbers).double().cpu().numpy() @ stretch
+    for part in chunks(len(found)):
+        numbers = torch.arange(part.start, part.stop, device=history.device)
+        found[part] = history.items(numbers).double().cpu().numpy() @ stretch
     return found
