@@ -22,7 +22,7 @@ from maskgr.artefact import is_artefact, read_manifest, write_folder
 from maskgr.cards import card
 from maskgr.data.config import SplitName, Unknown
 from maskgr.data.dataset import Dataset
-from maskgr.data.ingest import require_scalar_ids
+from maskgr.data.ingest import cast_ids, require_scalar_ids
 from maskgr.data.open import shop_of
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Holdout, Split, leave_out, sparsify
@@ -427,7 +427,7 @@ class Recommender:
                 f"has: {', '.join(self.items.columns)}); rename it, or leave it out"
             )
         require_scalar_ids(frame, "the new items", ("item_id",))
-        ids = frame["item_id"].cast(self.items["item_id"].dtype, strict=False)
+        ids = cast_ids(frame["item_id"], self.items["item_id"].dtype)
         wrong = ids.is_null() | ids.is_duplicated() | ids.is_in(self.items["item_id"].implode())
         if wrong.any():
             first = frame["item_id"][int(wrong.arg_max() or 0)]

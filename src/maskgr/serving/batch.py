@@ -186,7 +186,9 @@ class _Lines(_Sink):
             for user, found, own in zip(users, answers, scores, strict=True)
         ]
         lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
-        return "".join(lines).encode()
+        return "".join(lines).encode(
+            "utf-8", "backslashreplace"
+        )  # half a character stays "\\ud800"
 
     def join(self, draft: Path) -> None:
         with draft.open("wb") as out:
@@ -208,7 +210,7 @@ class _Parquet(_Sink):
         columns = dict(zip(("user_id", *schema), (users, answers, scores), strict=True))
         try:
             return pl.DataFrame(columns, schema_overrides=schema)
-        except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
+        except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
                 f"users have IDs of several types or of none that Parquet has ({error}); write all "
                 "of them the same way, or JSONL"
