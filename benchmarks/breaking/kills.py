@@ -102,12 +102,16 @@ class Breaker:
     def run(self, words: tuple[str, ...], folder: Path, *, real: bool = False) -> Child:
         """To its end; raises where it fails or hangs."""
         child = self.start(words, folder, real=real)
-        if child.wait(self.patience) is None:
+        child.wait(self.patience)
+        self.require_success(child, words)
+        return child
+
+    def require_success(self, child: Child, words: tuple[str, ...]) -> None:
+        if child.poll() is None:
             child.end()
             raise Failure(f"hangs: maskgr {' '.join(words)}")
         if child.code:
             raise Failure(f"exit code {child.code}: maskgr {' '.join(words)}: {child.said[-1:]}")
-        return child
 
     def prepare(self, *, onnx: bool) -> None:
         """The template: the shop, a run, and what stands where the jobs will write."""
@@ -125,18 +129,17 @@ class Breaker:
         found = []
         for real in (False, True):
             fresh(self.template, self.work)
-            began = time.time()
-            child = self.run(job.words, self.work, real=real)
+            paths = set(self.work.rglob("*"))
+            child, first = self.start(job.words, self.work, real=real), None
+            while child.poll() is None and child.seconds < self.patience:
+                if first is None and set(self.work.rglob("*")) != paths:
+                    first = child.seconds
+                time.sleep(POLL)
+            self.require_success(child, job.words)
             self.seconds[job.name, real] = child.seconds
             result = content(self.work / job.out)
             assert result is not None
-            written = [
-                file.stat().st_mtime - began
-                for file in self.work.rglob("*")
-                if file.is_file() and file.stat().st_mtime >= began
-            ]
-            first = max(0.0, min(written, default=0.0)) / child.seconds
-            found.append(Usual(first, result))
+            found.append(Usual((first or 0.0) / child.seconds, result))
         forked, command_ = found
         if forked.content != command_.content:
             odd = [n for n in forked.content if forked.content[n] != command_.content.get(n)]

@@ -13,7 +13,7 @@ import polars as pl
 
 from maskgr.data.config import Unknown
 from maskgr.data.dataset import Dataset
-from maskgr.data.ingest import codes, require_scalar_ids
+from maskgr.data.ingest import cast_ids, codes, require_scalar_ids
 from maskgr.data.sequences import Sequences
 from maskgr.data.tables import from_frame
 from maskgr.decoding.config import DecodingConfig
@@ -151,7 +151,7 @@ def new_items(catalogue: pl.DataFrame, items: Any) -> pl.DataFrame:
             f"has: {', '.join(catalogue.columns)}); rename it, or leave it out"
         )
     require_scalar_ids(frame, "the new items", ("item_id",))
-    ids = frame["item_id"].cast(catalogue["item_id"].dtype, strict=False)
+    ids = cast_ids(frame["item_id"], catalogue["item_id"].dtype)
     wrong = ids.is_null() | ids.is_duplicated() | ids.is_in(catalogue["item_id"].implode())
     if wrong.any():
         first = frame["item_id"][int(wrong.arg_max() or 0)]

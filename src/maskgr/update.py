@@ -26,7 +26,7 @@ import torch
 
 from maskgr.data.config import DataConfig
 from maskgr.data.dataset import Dataset
-from maskgr.data.ingest import codes
+from maskgr.data.ingest import cast_ids, codes
 from maskgr.data.sequences import Sequences
 from maskgr.data.splits import Split, last_targets
 from maskgr.data.tables import below, from_frame
@@ -138,7 +138,7 @@ def _types_present(config: DataConfig, frame: pl.DataFrame) -> DataConfig:
 
 def _joined(users: Users, log: Dataset) -> tuple[Users, npt.NDArray[np.int64]]:
     """All users with all of their events, and the rows of those with new ones."""
-    old, ids = users.histories, log.users.cast(users.ids.dtype, strict=False)
+    old, ids = users.histories, cast_ids(log.users, users.ids.dtype)
     if ids.null_count():
         first = log.users[int(ids.is_null().arg_max() or 0)]
         raise DataError(

@@ -239,9 +239,9 @@ def _same_id_type(log: pl.DataFrame, catalogue: pl.DataFrame, tables: Tables) ->
     ours, theirs = log.schema["item_id"], catalogue.schema["item_id"]
     if ours == theirs:
         return log
-    cast = log["item_id"].cast(theirs, strict=False)
+    cast = cast_ids(log["item_id"], theirs)
     # The text 7 of a CSV file can match the number 7 of a Parquet file, but 007 cannot.
-    if (cast.cast(ours, strict=False) == log["item_id"]).fill_null(False).all():
+    if (cast_ids(cast, ours) == log["item_id"]).fill_null(False).all():
         return log.with_columns(cast)
     assert tables.items is not None  # otherwise the catalogue has the log's own type
     raise DataError(
@@ -308,6 +308,14 @@ def _sort_key(user: pl.Series, order: pl.Series) -> pl.Series:
         place = place.rank("dense")
         low, high = 1, int(place.max())  # type: ignore[arg-type]
     return user.cast(pl.Int64) * (high - low + 1) + (place.cast(pl.Int64) - low)
+
+
+def cast_ids(ids: pl.Series, dtype: pl.DataType) -> pl.Series:
+    """IDs in another type, null where it has no such ID."""
+    try:
+        return ids.cast(dtype, strict=False)
+    except pl.exceptions.PolarsError:
+        return pl.Series(ids.name, [None] * len(ids), dtype=dtype)
 
 
 def codes(ids: pl.Series, index: pl.Series) -> pl.Series:

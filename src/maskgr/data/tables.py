@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -197,7 +198,8 @@ def read_matrix(file: Path, ids: tuple[str, ...] = ("item_id",)) -> Matrix:
     with _readable(file):
         source = _uncompressed(file)
         if file.name.removesuffix(".gz").endswith(".npy"):
-            return Matrix(np.load(source, allow_pickle=False), None, name)
+            with source.open("rb") if isinstance(source, Path) else source as stream:
+                return Matrix(np.lib.format.read_array(stream, allow_pickle=False), None, name)
         frame = pl.read_parquet(source)
     vectors = [c for c, t in frame.schema.items() if isinstance(t, (pl.List, pl.Array))]
     item_id = next((name for name in (*ids, "item_id") if name in frame.columns), None)
@@ -223,11 +225,18 @@ def read_matrix(file: Path, ids: tuple[str, ...] = ("item_id",)) -> Matrix:
     return Matrix(values, frame[item_id], name)
 
 
+UNREADABLE = (
+    *(pl.exceptions.PolarsError, pl.exceptions.PanicException, zlib.error, EOFError),
+    *(OSError, ValueError, MemoryError, RecursionError),
+    *(SyntaxError, TokenError),  # the header of an array is Python
+)
+
+
 @contextlib.contextmanager
 def _readable(file: Path) -> Iterator[None]:
     try:
         yield
-    except (pl.exceptions.PolarsError, OSError, ValueError, EOFError, zlib.error) as error:
+    except UNREADABLE as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "it ends too early"
         if file.stat().st_size == 0:
             reason = "it is empty"

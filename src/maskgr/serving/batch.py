@@ -32,6 +32,7 @@ from maskgr.serving.histories import Row, read_histories, user_type
 
 CHUNK = 1024  # users ranked and written at once
 CHECKSUM = 32  # hexadecimal digits
+KEY = "maskgr"  # in a Parquet file's metadata
 Answers = list[list[tuple[Any, float]]]  # for each user items or sessions, and their scores
 Chunks = Callable[[int], Iterator[tuple[list[Any], Answers]]]  # after so many users
 
@@ -247,9 +248,6 @@ def count_rows(files: list[Path]) -> int:
     if not files:
         return 0
     return int(pl.scan_parquet(files, glob=False).select(pl.len()).collect().item())
-
-
-KEY = "maskgr"  # in a Parquet file's metadata
 
 
 def model_key(recommender: Recommender) -> str:

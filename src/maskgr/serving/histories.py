@@ -98,6 +98,7 @@ def _row(line: str, source: Path, number: int) -> Row:
     try:
         row = json.loads(line)
         user, history = row["user_id"], row["history"]
+        str(user).encode()  # JSON may write half a character, which no file can hold
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(
             f'{source}, line {number} is not {{"user_id": ..., "history": [...]}}; mend it'

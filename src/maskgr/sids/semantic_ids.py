@@ -15,6 +15,7 @@ from maskgr.artefact import read_manifest, write_folder
 from maskgr.cards import card
 from maskgr.data.config import MAX_SEED
 from maskgr.data.dataset import Dataset
+from maskgr.data.ingest import cast_ids
 from maskgr.data.tables import below, read_matrix, read_table
 from maskgr.devices import pick_device
 from maskgr.errors import ArtefactError, DataError, RequestError
@@ -163,7 +164,7 @@ class SemanticIds:
     def row(self, item_id: Any) -> int:
         """The row of the item with this ID."""
         ids = self.items["item_id"]
-        wanted = pl.Series([item_id], strict=False).cast(ids.dtype, strict=False)
+        wanted = cast_ids(pl.Series([item_id], strict=False), ids.dtype)
         rows = (ids == wanted[0]).arg_true() if wanted[0] is not None else wanted.clear()
         if not len(rows):
             raise RequestError(f"item {item_id!r} has no semantic ID here; check the ID")
@@ -179,7 +180,7 @@ class SemanticIds:
         """A copy with new items behind the old: no old ID changes, nothing is fitted again."""
         if "item_id" not in items.columns:
             raise DataError(f"the new items have no column item_id (they have: {items.columns})")
-        ids = items["item_id"].cast(self.items["item_id"].dtype, strict=False)
+        ids = cast_ids(items["item_id"], self.items["item_id"].dtype)
         known = ids.is_in(self.items["item_id"].implode()) | ids.is_duplicated() | ids.is_null()
         if known.any():
             first = items["item_id"][int(known.arg_max() or 0)]
