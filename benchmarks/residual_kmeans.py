@@ -22,8 +22,9 @@ import faiss
 import numpy as np
 
 from maskgr.sids.config import QuantizerConfig
-from maskgr.sids.kmeans import RESTARTS, SAMPLE
+from maskgr.sids.kmeans import RESTARTS
 from maskgr.sids.quantizers import fit_quantizer
+from maskgr.sids.vectors import SAMPLE
 
 
 def main() -> None:

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maskgr.sids import kmeans
-from maskgr.sids.kmeans import k_means, nearest, sample_rows
+from maskgr.sids.kmeans import k_means, nearest
+from maskgr.sids.vectors import sample_rows
 
 
 def brute_force(points, centroids):
@@ -68,7 +68,7 @@ def test_same_seed_same_centroids():
 
 
 def test_sample_is_limited_distinct_and_in_order(monkeypatch):
-    monkeypatch.setattr(kmeans, "SAMPLE", 5)
+    monkeypatch.setattr("maskgr.sids.vectors.SAMPLE", 5)
     assert sample_rows(9, 2, 0).tolist() == list(range(9))
     rows = sample_rows(1000, 2, 0)
     assert len(set(rows.tolist())) == 10

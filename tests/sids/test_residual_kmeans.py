@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maskgr.sids import kmeans
 from maskgr.sids.config import QuantizerConfig
 from maskgr.sids.quantizers import fit_quantizer, reconstruction_errors
 from maskgr.sids.uniqueness import collisions, reassign
@@ -92,7 +91,7 @@ def test_components_are_at_most_the_dimensions():
 
 
 def test_codebooks_fitted_on_a_sample_serve_all_vectors(monkeypatch):
-    monkeypatch.setattr(kmeans, "SAMPLE", 20)
+    monkeypatch.setattr("maskgr.sids.vectors.SAMPLE", 20)
     vectors = draw(2000, 8)
     quantizer = fit(vectors, levels=2, codes=8)
     digits = quantizer.encode(vectors)

@@ -72,11 +72,11 @@ class ItemVectors(nn.Module):
 
     def _project(self) -> None:
         assert self.embeddings is not None
-        found = self.text_basis.new_empty(len(self.embeddings), self.text_basis.shape[1])
-        for start in range(0, len(found), ROWS):
+        if self.text is None:  # else it is written over: loading takes no second one
+            self.text = self.text_basis.new_empty(len(self.embeddings), self.text_basis.shape[1])
+        for start in range(0, len(self.text), ROWS):
             part = self.embeddings[start : start + ROWS].to(self.text_mean)
-            found[start : start + ROWS] = (part - self.text_mean) @ self.text_basis
-        self.text = found
+            self.text[start : start + ROWS] = (part - self.text_mean) @ self.text_basis
 
     def forward(self, numbers: Tensor | None = None) -> Tensor:
         """(items, width) of the items `numbers` (items,), or of the whole catalogue."""

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from maskgr.sids.vectors import Floats, distinct_rows
 
 RESTARTS = 3  # runs from different starting points, of which the best is kept
-SAMPLE = 256  # vectors per code, at most, that codebooks are fitted on; all are then assigned
 # Converged: ten more iterations lower the objective by less than a ten-thousandth.
 ITERATIONS = 10
 TOLERANCE = 1e-4
@@ -41,14 +40,6 @@ def nearest(points: Floats, centroids: Floats) -> npt.NDArray[np.int32]:
     """(n,) the closest centroid of each point."""
     _, codes = faiss.knn(np.ascontiguousarray(points), np.ascontiguousarray(centroids), 1)
     return np.asarray(codes[:, 0], dtype=np.int32)
-
-
-def sample_rows(count: int, codes: int, seed: int) -> npt.NDArray[np.int64]:
-    """At most `codes * SAMPLE` of `count` row numbers, in ascending order."""
-    limit = codes * SAMPLE
-    if count <= limit:
-        return np.arange(count)
-    return np.sort(np.random.default_rng(seed).choice(count, limit, replace=False))
 
 
 @contextlib.contextmanager

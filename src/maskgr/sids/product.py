@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from maskgr.errors import DataError
 from maskgr.sids.config import FitOptions, QuantizerConfig
-from maskgr.sids.kmeans import k_means, nearest, sample_rows
+from maskgr.sids.kmeans import k_means, nearest
 from maskgr.sids.progress import steps
-from maskgr.sids.vectors import Digits, Floats, fillable_codes, prepare
+from maskgr.sids.vectors import Digits, Floats, fillable_codes, prepare, sample_rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from maskgr.sids.config import FitOptions, QuantizerConfig
-from maskgr.sids.kmeans import k_means, nearest, sample_rows
+from maskgr.sids.kmeans import k_means, nearest
 from maskgr.sids.progress import steps
 from maskgr.sids.vectors import (
     Digits,
@@ -31,6 +31,7 @@ from maskgr.sids.vectors import (
     fillable_codes,
     prepare,
     prepared_parts,
+    sample_rows,
     unit,
 )
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from maskgr.devices import pick_device
 from maskgr.nn.optimizer import build_optimizer
 from maskgr.sids.config import FitOptions, QuantizerConfig
-from maskgr.sids.kmeans import k_means, nearest, sample_rows
+from maskgr.sids.kmeans import k_means, nearest
 from maskgr.sids.progress import steps
-from maskgr.sids.vectors import Digits, Floats, chunks, fillable_codes, prepare
+from maskgr.sids.vectors import Digits, Floats, chunks, fillable_codes, prepare, sample_rows
 
 HIDDEN = (512, 256)  # widths of the encoder's hidden layers; the decoder mirrors them
 BATCH = 1024  # vectors per step

@@ -17,6 +17,7 @@ Digits = npt.NDArray[np.int32]
 # noise would be quantised as if it meant something.
 NOISE = 1e-6
 CHUNK = 65_536
+SAMPLE = 256  # vectors per code, at most, that codebooks are fitted on; all are then assigned
 
 
 def prepare(vectors: npt.ArrayLike, *, normalise: bool, first: int = 0) -> Floats:
@@ -74,6 +75,14 @@ def distinct_rows(rows: Floats, order: npt.NDArray[np.integer], limit: int) -> l
             seen.add(key)
             found.append(index)
     return found
+
+
+def sample_rows(count: int, codes: int, seed: int) -> npt.NDArray[np.int64]:
+    """At most `codes * SAMPLE` of `count` row numbers, in ascending order."""
+    limit = codes * SAMPLE
+    if count <= limit:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, limit, replace=False))
 
 
 def code_means(rows: Floats, digits: npt.NDArray[np.integer], codes: int) -> Floats:

@@ -44,7 +44,7 @@ BEST = "best.safetensors"
 PROBE = 8  # steps after which the speed is known well enough to fit the schedule to it
 VALIDATION_SHARE = 0.1  # of a timed run's time, at most; the last validation comes on top
 PROBED_USERS = 16  # one in so many users tells what a validation costs
-LAST_CELLS = 2**32  # users x items of the last validation, at most: minutes
+LAST_CELLS = 2**31  # users x items of the last validation, at most: minutes
 
 
 @dataclass(frozen=True)

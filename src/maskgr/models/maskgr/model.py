@@ -65,6 +65,7 @@ from maskgr.nn.transformer import Layout
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
 from maskgr.sids.item_text import ItemText
 from maskgr.sids.semantic_ids import SemanticIds
+from maskgr.sids.vectors import sample_rows
 from maskgr.training.fit import Trainable
 
 WEIGHTS, CHOSEN = "network.safetensors", "chosen.json"
@@ -259,10 +260,10 @@ class MaskGR(Trainable):
         sids = learned_ids(training, history, text) if given is None else semantic_ids(training)
         neighbours = _neighbours(training)
         torch.manual_seed(config.seed)
+        rows = sample_rows(len(sids.digits), max(sids.codebook_sizes), config.seed)
         with torch.no_grad():
-            vectors = history.items().cpu().numpy()
-        tokens = fit_codes(vectors, sids.digits, sids.codebook_sizes)
-        del vectors
+            vectors = history.items(torch.from_numpy(rows).to(history.device)).cpu().numpy()
+        tokens = fit_codes(vectors, sids.digits[rows], sids.codebook_sizes)
         model = cls(config, sids, history, neighbours)
         model.start_from(torch.from_numpy(tokens))
         training.fit(model, second, label="denoiser")
