@@ -66,7 +66,7 @@ from maskgr.training.workspace import workspace
 from maskgr.users import FILE as USERS
 from maskgr.users import Users
 
-KIND, SCHEMA = "recommender", 5
+KIND, SCHEMA = "recommender", 4
 RECOMMENDER = "recommender"  # where a run folder has it
 
 ItemId = Any  # whatever scalar the catalogue uses
