@@ -14,7 +14,12 @@ import contextlib
 import importlib
 import logging
 import os
+import signal
+import sys
+import threading
 import traceback
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,37 +47,50 @@ def map_rows(
     actors: how many; by default one for each CPU. They share the CPUs.
     address: of a Ray cluster; by default RAY_ADDRESS, else one on this machine for this job.
     """
-    left = set(range(len(rows)))
     with _connected(address) as ray:
         count, cpus = spread(actors, len(rows), _cpus(ray))
+        # Ray Data starts a dead actor again, and gives it the same row without end.
+        tries = ray.remote(num_cpus=0, max_restarts=-1)(_Tries).remote()
         numbered = [{"number": number, **row} for number, row in enumerate(rows)]
         found = ray.data.from_items(numbered, override_num_blocks=len(rows)).map(
             _Actor,
-            fn_constructor_args=(start, arguments, cpus),
+            fn_constructor_args=(start, arguments, cpus, tries),
             # One row at a time: a second one would wait behind the first while others are idle.
             compute=ray.data.ActorPoolStrategy(size=count, max_tasks_in_flight_per_actor=1),
             num_cpus=cpus,
-            max_restarts=-1,
-            max_task_retries=TRIES - 1,
         )
         for row in found.iter_rows():
-            left.remove(row["number"])
             if row["error"] not in ("", "DataError"):
                 raise getattr(errors, row["error"], RuntimeError)(row["message"])
             yield row["number"], DataError(row["message"]) if row["error"] else row["result"]
-    for number in sorted(left):
-        yield number, None
+
+
+class _Tries:
+    """Counts how often each row was begun."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[int]()
+
+    def begin(self, number: int) -> int:
+        self.counts[number] += 1
+        return self.counts[number]
 
 
 class _Actor:
     """Loads when the first row comes. Errors are rows too: Ray would wrap them in its own."""
 
-    def __init__(self, start: Callable[..., Work], arguments: tuple[Any, ...], cpus: int) -> None:
-        self.start, self.arguments, self.cpus = start, arguments, cpus
+    def __init__(
+        self, start: Callable[..., Work], arguments: tuple[Any, ...], cpus: int, tries: Any
+    ) -> None:
+        self.start, self.arguments, self.cpus, self.tries = start, arguments, cpus, tries
         self.work: Work | None = None
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        import ray
+
         found = {"number": row["number"], "error": "", "message": "", "result": None}
+        if ray.get(self.tries.begin.remote(row["number"])) > TRIES:
+            return found
         try:
             if self.work is None:
                 self.work = self.start(self.cpus, *self.arguments)
@@ -120,16 +138,23 @@ def _connected(address: str | None) -> Iterator[Any]:
             return
         address = address or os.environ.get("RAY_ADDRESS") or "local"
         own = {"object_store_memory": STORE, "include_dashboard": False}
+        handles = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
         try:
             _init(ray, address, own if address == "local" else {})
+            if handles:  # else SIGTERM prints a stack and aborts, as Ray would have it
+                signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
             yield ray
         finally:
             ray.shutdown()
+            if handles:
+                signal.signal(signal.SIGTERM, before)
 
 
 def _init(ray: Any, address: str, options: dict[str, Any]) -> None:
     try:
-        ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False, **options)
+        with _silent():
+            ray.init(address, logging_level=logging.CRITICAL, log_to_driver=False, **options)
     except Exception as error:  # Ray raises errors of all kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         if address == "local":
@@ -141,17 +166,31 @@ def _init(ray: Any, address: str, options: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _quiet(ray: Any) -> Iterator[None]:
-    """Ray Data's messages go to its log files alone, and rows that fail do not end a job."""
-    context = ray.data.DataContext.get_current()
-    before = (context.enable_progress_bars, context.max_errored_blocks)
+    """Ray's messages go to its log files alone."""
     consoles = [h for h in logging.getLogger("ray.data").handlers if h.level >= logging.INFO]
     levels = [handler.level for handler in consoles]
-    for handler in consoles:
-        handler.setLevel(logging.CRITICAL + 1)
-    context.enable_progress_bars, context.max_errored_blocks = False, -1
+    with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):
+        context = ray.data.DataContext.get_current()
+        shown, context.enable_progress_bars = context.enable_progress_bars, False
+        for handler in consoles:
+            handler.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        finally:
+            context.enable_progress_bars = shown
+            for handler, level in zip(consoles, levels, strict=True):
+                handler.setLevel(level)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing reaches stderr, also not from Ray's C++, which says that it was told to be silent."""
+    sys.stderr.flush()
+    terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
     try:
         yield
     finally:
-        context.enable_progress_bars, context.max_errored_blocks = before
-        for handler, level in zip(consoles, levels, strict=True):
-            handler.setLevel(level)
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        os.close(nowhere)
