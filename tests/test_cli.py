@@ -12,6 +12,7 @@ import pytest
 
 import maskgr as package
 from maskgr.cli.console import print_json
+from maskgr.errors import RequestError
 from maskgr.models.base import MODELS
 from tests.conftest import Outcome
 
@@ -179,6 +180,13 @@ def test_a_bug_is_called_a_bug(
     assert outcome.err.startswith(
         "internal error: ZeroDivisionError: division by zero; this is a bug"
     )
+
+
+def test_an_error_is_one_line_of_bounded_length_whatever_it_quotes() -> None:
+    said = str(RequestError(f"there is no item {'x' * 9000}\n\u2028y; check the ID"))
+    assert len(said) < 2000
+    assert said.startswith("there is no item xxx")
+    assert said.endswith("x  y; check the ID")
 
 
 @pytest.mark.parametrize(

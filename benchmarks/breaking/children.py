@@ -34,7 +34,7 @@ PRELOADED = (
     "matplotlib.figure",
 )
 HOUSEKEEPING = ("jemalloc_bg", "polars-ooc")  # of polars: nothing waits for these threads
-POLL = 0.002  # seconds
+POLL = 0.02  # seconds
 
 
 def preload() -> None:
@@ -69,8 +69,8 @@ class Child:
     def wait(self, seconds: float) -> int | None:
         """The exit code; None where it still runs after so many seconds."""
         end = time.monotonic() + seconds
-        while self.poll() is None and time.monotonic() < end:
-            time.sleep(POLL)
+        while self.poll() is None and (left := end - time.monotonic()) > 0:
+            time.sleep(min(POLL, left))
         return self.code
 
     def others(self) -> list[int]:

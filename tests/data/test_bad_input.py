@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -534,3 +535,52 @@ def test_timestamps_out_of_range_become_nat(shop: Path) -> None:
     times = Dataset.from_frames(log.with_columns(timestamp=pl.Series([1e300, 1.0, 2.0]))).timestamps
     assert times is not None
     assert np.isnat(times).tolist() == [True, False, False]
+
+
+LOG = pl.DataFrame({"user_id": ["u", "u"], "item_id": ["x", "y"], "position": [1, 2]})
+SPANS = pl.Series([timedelta(days=1), timedelta(days=2)])
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (SPANS.alias("user_id"), "user_id holds Duration"),
+        (pl.Series("item_id", [b"x", b"y"]), "item_id holds Binary"),
+        (pl.Series("weight", [b"1", b"2"]), "weight holds Binary"),
+        (pl.Series("event_type", [b"a", b"b"]), "event_type holds Binary"),
+    ],
+)
+def test_raises_for_columns_of_types_that_mean_nothing(column: pl.Series, expected: str) -> None:
+    with pytest.raises(DataError, match=expected):
+        Dataset.from_frames(LOG.with_columns(column))
+
+
+def test_raises_when_ids_are_times_here_and_text_there() -> None:
+    times = pl.Series("item_id", [datetime(2024, 5, 1), datetime(2024, 5, 2)])
+    for log, items in ((LOG.with_columns(times), LOG), (LOG, LOG.with_columns(times))):
+        with pytest.raises(DataError, match="and they cannot be matched; write them the same way"):
+            Dataset.from_frames(log, items.select("item_id"))
+
+
+@pytest.mark.parametrize(
+    ("vectors", "expected"),
+    [([None, [1.0]], "row 1 has no vector"), ([], "has no rows; give every item a vector")],
+)
+def test_raises_when_parquet_has_no_vector(shop: Path, vectors: list[Any], expected: str) -> None:
+    column = pl.Series("v", vectors, dtype=pl.List(pl.Float32))
+    ids = pl.Series("item_id", ["x", "y"][: len(vectors)], dtype=pl.String)
+    pl.DataFrame([ids, column]).write_parquet(shop / "embeddings.parquet")
+    assert expected in message(shop)
+
+
+def test_raises_when_an_array_is_none_that_can_be_read(shop: Path) -> None:
+    file = shop / "embeddings.npy"
+    np.save(file, np.ones((3, 2), dtype=np.longdouble))
+    assert "give floating-point numbers (float64 or less)" in message(shop)
+    np.save(file, np.ones((3, 2), dtype=np.float32))
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"(3, 2), }", b"(3, 2), ("))  # the header is Python
+    assert message(shop).startswith(f"cannot read {file}: ")
+    np.savez(shop / "several", a=np.ones(3))
+    (shop / "several.npz").rename(file)
+    assert message(shop).startswith(f"cannot read {file}: ")
