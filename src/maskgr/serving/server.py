@@ -18,6 +18,9 @@ from maskgr.serving.service import Service
 
 DRAIN = 1.0  # seconds in which connections that are open learn that they shall go elsewhere
 FINISH = 30  # seconds for what was asked before
+# Seconds that an idle connection stays open, longer than clients and proxies keep theirs: one that
+# is closed here while a request is on its way is an error there.
+IDLE = 75
 BACKLOG = 2048  # connections that wait to be accepted
 
 
@@ -31,6 +34,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=IDLE,
                 timeout_graceful_shutdown=FINISH,
             )
         )
