@@ -38,7 +38,8 @@ from .shop import (
 )
 
 REAL = 20  # one kill in so many is of the command itself, not of a fork
-AIMED = 0.5  # of the kills come after the first write of an undisturbed run
+AFTER, WITHIN = 0.3, 0.3  # of the kills come after the usual first write, and within some write
+SIGHTS = 10  # looks at a draft, of which one is the last
 SHARES = {  # of all kills
     "train": 0.2,
     "train, two processes": 0.1,
@@ -205,10 +206,16 @@ class Breaker:
         self, child: Child, job: Job, words: tuple[str, ...], usual: Usual, *, real: bool
     ) -> bool:
         """At a random moment; false where the job has ended before."""
-        first = usual.first if self.rng.random() < AIMED else 0.0
+        dice, sights = self.rng.random(), self.rng.randrange(SIGHTS)
+        first = usual.first if dice < AFTER else 0.0
         moment = self.rng.uniform(first, 1) * self.seconds[job.name, real]
         victim = self.rng.randrange(job.processes)  # 0: the process that was started
-        if child.wait(max(0.0, moment - child.seconds)) is not None:
+        if dice > 1 - WITHIN:
+            while child.poll() is None and sights >= 0:
+                sights -= bool(leftovers(self.work))
+        else:
+            child.wait(max(0.0, moment - child.seconds))
+        if child.poll() is not None:
             if child.code:
                 raise Failure(f"exit code {child.code} without a kill: {child.said[-1:]}")
             if words == job.words:  # what goes on is shorter
