@@ -72,14 +72,17 @@ def test_info_nce_of_a_sequence_alone_is_zero() -> None:
 def slow_loss(own: CaDiRec, batch: ViewBatch) -> tuple[float, float, float]:
     """The means of the three losses, one sequence, one item and one view at a time."""
     table, bars = own.backbone.items(), alpha_bars("sqrt", 20)
-    binary, noised, views, place, target = 0.0, [], [], 0, 0
+    summed, noised, views, place, target = 0.0, [], [], 0, 0
     sequences_with_noise = set()
     for number, row in enumerate(batch.sequences):
         for n, item in enumerate(row):
             hidden, _ = own.backbone.encode(Sequences.of([row[:n]]))
             logits = table @ own.backbone.queries(hidden[-1:])[0]
-            binary -= functional.logsigmoid(logits[int(item)]).item()
-            binary -= functional.logsigmoid(-logits[batch.negatives[target]]).item()
+            if isinstance(batch.targets, NegativeBatch):
+                summed -= functional.logsigmoid(logits[int(item)]).item()
+                summed -= functional.logsigmoid(-logits[batch.targets.negatives[target]]).item()
+            else:
+                summed -= logits.log_softmax(0)[int(item)].item()
             target += 1
         length = len(row) - 1
         if not length:
@@ -105,37 +108,40 @@ def slow_loss(own: CaDiRec, batch: ViewBatch) -> tuple[float, float, float]:
             views.append(hidden_view[-1])
     contrast = info_nce(torch.stack(views), 2.0).item() / len(views)
     share = len(sequences_with_noise) / (len(views) / 2)
-    return binary / target, share * float(np.mean(noised)), contrast
+    return summed / target, share * float(np.mean(noised)), contrast
 
 
+@pytest.mark.parametrize("loss", ["bce", "softmax"])
 @pytest.mark.parametrize("seed", range(3))
-def test_loss_is_the_weighted_sum_of_three_means(seed: int) -> None:
-    own = model()
+def test_loss_is_the_weighted_sum_of_three_means(seed: int, loss: str) -> None:
+    own = model(loss=loss)
     batch = prepared(own, seed=seed)
     assert batch.chosen.any()
-    binary, noised, contrast = slow_loss(own, batch)
-    expected = binary + 0.3 * noised + 0.7 * contrast
+    targets, noised, contrast = slow_loss(own, batch)
+    expected = targets + 0.3 * noised + 0.7 * contrast
     assert own(batch).item() / batch.weight == pytest.approx(expected, rel=1e-4)
 
 
-def test_without_the_two_weights_the_loss_is_sasrecs() -> None:
-    own = model(diffusion_weight=0.0, contrast_weight=0.0)
-    batch = prepared(own)
-    alone = NegativeBatch(BATCH, batch.weight, batch.negatives, shared=False)
-    assert own(batch).item() == pytest.approx(own.backbone(alone).item())
+@pytest.mark.parametrize("loss", ["bce", "softmax"])
+def test_without_the_two_weights_the_loss_is_sasrecs(loss: str) -> None:
+    own = model(loss=loss, diffusion_weight=0.0, contrast_weight=0.0)
+    alone = own.backbone.prepare(BATCH, torch.Generator().manual_seed(0))
+    assert own(prepared(own)).item() == pytest.approx(own.backbone(alone).item())
 
 
-def test_losses_of_targets_and_noised_items_add_up_over_parts() -> None:
+@pytest.mark.parametrize("loss", ["bce", "softmax"])
+def test_losses_of_targets_and_noised_items_add_up_over_parts(loss: str) -> None:
     """The contrastive loss does not: a part has fewer sequences to contrast."""
-    own = model(contrast_weight=0.0)
+    own = model(loss=loss, contrast_weight=0.0)
     batch = prepared(own)
     parts = [batch.part(np.array(rows)) for rows in ([0, 2, 4], [1, 3])]
     assert own(batch).item() == pytest.approx(sum(own(part).item() for part in parts), rel=1e-5)
 
 
+@pytest.mark.parametrize("loss", ["bce", "softmax"])
 @pytest.mark.parametrize("rows", [[], [0], [1, 3]])
-def test_every_parameter_has_a_gradient_whatever_is_in_a_part(rows: list[int]) -> None:
-    own = model()
+def test_every_parameter_has_a_gradient_whatever_is_in_a_part(rows: list[int], loss: str) -> None:
+    own = model(loss=loss)
     batch = prepared(own)
     part = batch.part(np.array(rows, dtype=np.int64))
     part = replace(part, chosen=torch.zeros_like(part.chosen))  # and nothing is noised
@@ -179,10 +185,12 @@ def test_last_items_touch_nothing_but_the_backbones_loss() -> None:
     values = BATCH.values.copy()
     last = BATCH.offsets[1:] - 1
     values[last] = (values[last] + 1) % ITEMS
-    changed = replace(batch, sequences=Sequences(values, BATCH.offsets))
+    sequences = Sequences(values, BATCH.offsets)
+    targets = replace(batch.targets, sequences=sequences)
+    changed = replace(batch, sequences=sequences, targets=targets)
 
     def beside_the_backbone(own_batch: ViewBatch) -> float:
-        return float(own(own_batch).item() - own.backbone(own_batch).item())
+        return float(own(own_batch).item() - own.backbone(own_batch.targets).item())
 
     assert beside_the_backbone(batch) == pytest.approx(beside_the_backbone(changed), rel=1e-5)
     assert own(batch).item() != pytest.approx(own(changed).item(), rel=1e-5)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,21 +25,25 @@ from maskgr.data.splits import Holdout
 from maskgr.devices import pick_device
 from maskgr.evaluation.ranking import Query, Ranked
 from maskgr.models.base import TrainConfig, Training
-from maskgr.models.sasrec import NegativeBatch, SASRec, SASRecConfig
+from maskgr.models.sasrec import SASRec, SASRecConfig
 from maskgr.nn.gaussian import GaussianDiffusion, time_embedding
 from maskgr.nn.scoring import best_items
 from maskgr.nn.softmax import catalogue_cross_entropy
 from maskgr.nn.transformer import Dropout, Encoder, Layout, TransformerConfig
 from maskgr.nn.weights import COUNTS, load_counts, load_weights, save_weights
-from maskgr.settings import require_numbers
-from maskgr.training.fit import FitConfig, Trainable
+from maskgr.settings import require_choice, require_numbers
+from maskgr.training.fit import Batch, FitConfig, Trainable
 
 WEIGHTS = "network.safetensors"
+
+Loss = Literal["bce", "softmax"]
 
 
 @dataclass(frozen=True)
 class CaDiRecConfig:
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
+    loss: Loss = "bce"
+    """Of the backbone: binary with one negative (published), or cross-entropy over all items."""
     denoiser_layers: int = 2
     """Layers of the bidirectional transformer that predicts noised items; it is as wide as the
     backbone."""
@@ -59,6 +63,7 @@ class CaDiRecConfig:
     """Divides the products of states in the contrastive loss."""
 
     def __post_init__(self) -> None:
+        require_choice("loss", self.loss, Loss)
         require_numbers(
             self,
             denoiser_layers=(1, 1000),
@@ -78,12 +83,13 @@ class CaDiRecConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class ViewBatch(NegativeBatch):
+class ViewBatch(Batch):
     """A batch with its noise and the choices of its views.
 
     The inputs are the sequences' items less the last of each, which is a target alone.
     """
 
+    targets: Batch  # what the backbone learns from
     chosen: Tensor  # (inputs,) bool: noised, and replaced in the views
     times: Tensor  # (sequences,) the step of the noise
     noise: Tensor  # (inputs, 2, width) standard: of the embedding, and of the diffusion
@@ -92,14 +98,14 @@ class ViewBatch(NegativeBatch):
     view_weight: float  # of a view's loss
 
     def part(self, rows: np.ndarray) -> ViewBatch:
-        part = super().part(rows)
-        assert isinstance(part, ViewBatch)
         inputs = self.sequences.without_last()
         kept = inputs.select(rows)
         starts = np.repeat(inputs.offsets[:-1][rows], kept.lengths)
         places = torch.from_numpy(starts + kept.places)
         return replace(
-            part,
+            self,
+            sequences=self.sequences.select(rows),
+            targets=self.targets.part(rows),
             chosen=self.chosen[places],
             times=self.times[torch.from_numpy(rows)],
             noise=self.noise[places],
@@ -145,7 +151,7 @@ class CaDiRec(Trainable):
         """`counts` (items,): training events of each item."""
         super().__init__()
         self.config, self.counts = config, counts
-        backbone = SASRecConfig(config.transformer, loss="bce")
+        backbone = SASRecConfig(config.transformer, loss=config.loss)
         self.backbone = SASRec(backbone, counts, history_limit=history_limit)
         self.denoiser = Denoiser(config.denoiser)
         self.diffusion = GaussianDiffusion("sqrt", config.diffusion_steps)
@@ -157,24 +163,23 @@ class CaDiRec(Trainable):
     # Training
 
     def prepare(self, sequences: Sequences, generator: torch.Generator) -> ViewBatch:
-        """Draws negatives, noise and picks; the losses are the means that the paper adds up.
+        """Draws noise, picks and, for the binary loss, negatives.
 
-        The backbone's loss is a mean over the targets, the contrastive one over the views. The
-        diffusion loss is a mean over the noised items, times the share of sequences that have one.
+        The losses are the means that the paper adds up: the backbone's a mean over the targets, the
+        contrastive one over the views, the diffusion loss a mean over the noised items, times the
+        share of sequences that have one.
         """
-        negatives = self.backbone.prepare(sequences, generator)
-        assert isinstance(negatives, NegativeBatch)
+        targets = self.backbone.prepare(sequences, generator)
         inputs, width = sequences.without_last(), self.config.transformer.width
         count = len(inputs.values)
         chosen = torch.rand(count, generator=generator) < self.config.noised_share
         with_input = int((inputs.lengths > 0).sum())
         with_chosen = len(np.unique(inputs.owners[chosen.numpy()]))
-        each = negatives.weight / max(with_input, 1)  # what a sequence's mean stands for
+        each = targets.weight / max(with_input, 1)  # what a sequence's mean stands for
         return ViewBatch(
             sequences,
-            negatives.weight,
-            negatives.negatives,
-            shared=False,
+            targets.weight,
+            targets,
             chosen=chosen,
             times=torch.randint(self.diffusion.steps, (len(sequences),), generator=generator),
             noise=torch.randn(count, 2, width, generator=generator),
@@ -191,7 +196,7 @@ class CaDiRec(Trainable):
         rows = np.flatnonzero(batch.sequences.lengths > 1)
         if not len(rows):  # items alone, without context, or more processes than sequences
             unused = (p.sum() for p in self.denoiser.parameters())
-            loss: Tensor = self.backbone(batch) + 0 * sum(unused, self.backbone.start.sum())
+            loss: Tensor = self.backbone(batch.targets) + 0 * sum(unused, self.backbone.start.sum())
             return loss
         inputs = batch.sequences.select(rows).without_last()
         items = torch.from_numpy(inputs.values).to(self.device).long()
@@ -204,7 +209,7 @@ class CaDiRec(Trainable):
         replaced = self.replaced(items, places, predicted, table, batch.picks.to(self.device))
         views = info_nce(self.view_states(inputs, replaced), self.config.temperature)
         weights = self.config.diffusion_weight, self.config.contrast_weight
-        loss = self.backbone(batch) + weights[0] * batch.noised_weight * noised
+        loss = self.backbone(batch.targets) + weights[0] * batch.noised_weight * noised
         return loss + weights[1] * batch.view_weight * views
 
     def predict(
@@ -303,9 +308,12 @@ CaDiRec.presets = {
         CaDiRecConfig(TransformerConfig(layers=1, width=32, heads=2, hidden=64), denoiser_layers=1),
         FitConfig(steps=200, token_budget=2048, learning_rate=3e-3, validations=4),
     ),
+    # The backbone of the preset `cpu` of `sasrec`, with its loss.
     "cpu": TrainConfig(
         "cadirec",
-        CaDiRecConfig(TransformerConfig(layers=2, width=64, heads=2, hidden=256, dropout=0.5)),
+        CaDiRecConfig(
+            TransformerConfig(layers=2, width=64, heads=2, hidden=256, dropout=0.5), loss="softmax"
+        ),
         FitConfig(minutes=40, token_budget=1600, learning_rate=1e-3),
     ),
     # The authors' code (github.com/ziqiangcui/CaDiRec, configs/cadirec_config_beauty.py): two
