@@ -53,3 +53,14 @@ def test_artefact_is_made_by_the_writing_process_alone(
     monkeypatch.setattr(World, "wait", lambda self: None)
     work = Workspace(tmp_path, World(1, 2, torch.device("cpu")))
     assert work.once("thing", lambda folder: pytest.fail("made twice")) == tmp_path / "thing"
+
+
+def test_artefact_is_made_with_the_threads_of_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "wait", lambda self: None)
+    before, found = torch.get_num_threads(), []
+    work = Workspace(tmp_path, World(0, 2, torch.device("cpu"), before + 1))
+    work.once("thing", lambda folder: found.append(torch.get_num_threads()))
+    assert found == [before + 1]
+    assert torch.get_num_threads() == before

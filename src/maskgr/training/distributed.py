@@ -42,6 +42,7 @@ class World:
     rank: int
     size: int
     device: torch.device
+    threads: int = 0  # of the CPU, for what one process does alone; 0: as many as it has anyway
 
     @property
     def writes(self) -> bool:
@@ -88,6 +89,16 @@ class World:
         if self.size > 1:
             dist.barrier()
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """For what one process does while the others wait, or are done: with their threads."""
+        own = torch.get_num_threads()
+        torch.set_num_threads(self.threads or own)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(own)
+
 
 @contextmanager
 def world(device: str = "auto") -> Iterator[World]:
@@ -110,7 +121,7 @@ def world(device: str = "auto") -> Iterator[World]:
         if restartable():
             store = _of_this_start(store, rank, size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
-        yield World(dist.get_rank(), size, chosen)
+        yield World(dist.get_rank(), size, chosen, threads)
     except RuntimeError as error:
         # gloo has no error class of its own.
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):

@@ -35,7 +35,8 @@ class Workspace:
         """The artefact `name`: made by one process, where all find it; kept when resuming."""
         folder = self.run / name
         if self.world.writes and not (self.resume and is_artefact(folder)):
-            make(folder)
+            with self.world.alone():
+                make(folder)
         self.world.wait()
         return folder
 

@@ -272,7 +272,8 @@ class MaskGR(Trainable):
             model.bias, model.change = like.bias, like.change
             model.denoiser.scale(like.change)
         elif work.world.writes:
-            model.choose(training.split.validation, config.seed)
+            with work.world.alone():
+                model.choose(training.split.validation, config.seed)
         return model
 
     @torch.no_grad()
@@ -486,7 +487,8 @@ class MaskGR(Trainable):
         training.fit(model, second, label="denoiser")
         model.eval()
         if training.work.world.writes:
-            model.choose(training.split.validation, training.config.seed)
+            with training.work.world.alone():
+                model.choose(training.split.validation, training.config.seed)
         return model
 
     def exported(self) -> Exported:
