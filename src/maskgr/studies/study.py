@@ -22,6 +22,7 @@ SMALL = (
     "network.hidden=512",
     "dropout=0.1",
     "accumulate=1",
+    "token_budget=2048",
     "learning_rate=2e-3",
     "ema=0.999",
     "minutes=30",
