@@ -185,12 +185,11 @@ def test_last_items_touch_nothing_but_the_backbones_loss() -> None:
     values = BATCH.values.copy()
     last = BATCH.offsets[1:] - 1
     values[last] = (values[last] + 1) % ITEMS
-    sequences = Sequences(values, BATCH.offsets)
-    targets = replace(batch.targets, sequences=sequences)
-    changed = replace(batch, sequences=sequences, targets=targets)
+    changed = replace(batch, sequences=Sequences(values, BATCH.offsets))
 
     def beside_the_backbone(own_batch: ViewBatch) -> float:
-        return float(own(own_batch).item() - own.backbone(own_batch.targets).item())
+        targets = replace(own_batch.targets, sequences=own_batch.sequences)
+        return float(own(own_batch).item() - own.backbone(targets).item())
 
     assert beside_the_backbone(batch) == pytest.approx(beside_the_backbone(changed), rel=1e-5)
     assert own(batch).item() != pytest.approx(own(changed).item(), rel=1e-5)

@@ -89,7 +89,7 @@ class ViewBatch(Batch):
     The inputs are the sequences' items less the last of each, which is a target alone.
     """
 
-    targets: Batch  # what the backbone learns from
+    targets: Batch  # the same, with what the backbone's loss draws for them
     chosen: Tensor  # (inputs,) bool: noised, and replaced in the views
     times: Tensor  # (sequences,) the step of the noise
     noise: Tensor  # (inputs, 2, width) standard: of the embedding, and of the diffusion
@@ -193,10 +193,11 @@ class CaDiRec(Trainable):
 
         A view is contrasted with those of the same part of a batch: of one process.
         """
+        targets = replace(batch.targets, sequences=batch.sequences)
         rows = np.flatnonzero(batch.sequences.lengths > 1)
         if not len(rows):  # items alone, without context, or more processes than sequences
             unused = (p.sum() for p in self.denoiser.parameters())
-            loss: Tensor = self.backbone(batch.targets) + 0 * sum(unused, self.backbone.start.sum())
+            loss: Tensor = self.backbone(targets) + 0 * sum(unused, self.backbone.start.sum())
             return loss
         inputs = batch.sequences.select(rows).without_last()
         items = torch.from_numpy(inputs.values).to(self.device).long()
@@ -209,7 +210,7 @@ class CaDiRec(Trainable):
         replaced = self.replaced(items, places, predicted, table, batch.picks.to(self.device))
         views = info_nce(self.view_states(inputs, replaced), self.config.temperature)
         weights = self.config.diffusion_weight, self.config.contrast_weight
-        loss = self.backbone(batch.targets) + weights[0] * batch.noised_weight * noised
+        loss = self.backbone(targets) + weights[0] * batch.noised_weight * noised
         return loss + weights[1] * batch.view_weight * views
 
     def predict(

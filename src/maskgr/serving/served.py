@@ -138,7 +138,7 @@ class Served:
         for word in text.lower().split():
             matches &= self.searchable.str.contains(word, literal=True)
         rows = matches.arg_true()
-        later = rows.filter(rows >= start)
+        later = rows.filter(rows >= min(start, len(self.ids)))
         page = later[:limit].to_list()
         return page, len(rows), int(later[limit]) if len(later) > limit else None
 
