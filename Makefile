@@ -29,7 +29,7 @@ chromium:
 		|| echo "no chromium and no apt-get to install it with: the tests of the page are skipped"
 
 test: lint chromium
-	$(BIN)/pytest -n 3 --dist loadfile  # a file stays whole: its fixtures are costly; some wait
+	$(BIN)/pytest -n 2 --dist loadfile  # a file stays whole: its fixtures are costly
 
 lint: env
 	$(BIN)/ruff check .

@@ -284,7 +284,10 @@ def test_sentence_transformers_are_used_as_they_are(
 
 
 @pytest.mark.parametrize("backend", ["huggingface", "sentence-transformers"])
-def test_raises_when_a_model_is_not_on_this_machine(backend: str) -> None:
+def test_raises_when_a_model_is_not_on_this_machine(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries for long
     with pytest.raises(RequestError) as caught:
         encode(f"{backend}:nobody/nothing-t5")
     message = str(caught.value)
