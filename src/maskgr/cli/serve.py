@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
     from maskgr.serving.served import Served
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# oneDNN keeps what it compiled for each shape, and batches of a service have ever new ones: with
-# its own limit of 1,024 memory grows for a quarter of an hour. Read when it is first used.
-KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
 def serve(
@@ -61,7 +57,6 @@ def serve(
             f"serving needs {error.name}; install it: pip install 'maskgr[serve]'"
         ) from error
 
-    os.environ.setdefault(*KERNELS)
     log_to_stderr()
     keys, admin_keys = _keys(key_file), _keys(admin_key_file)
     if host not in LOOPBACK and not keys:
