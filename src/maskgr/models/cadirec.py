@@ -43,7 +43,7 @@ Loss = Literal["bce", "softmax"]
 class CaDiRecConfig:
     transformer: TransformerConfig = field(default_factory=TransformerConfig)
     loss: Loss = "bce"
-    """Of the backbone: binary with one negative (published), or cross-entropy over all items."""
+    """The backbone's loss: binary with one negative (published), or a softmax over all items."""
     denoiser_layers: int = 2
     """Layers of the bidirectional transformer that predicts noised items; it is as wide as the
     backbone."""
