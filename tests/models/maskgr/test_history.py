@@ -21,7 +21,14 @@ HISTORIES = Sequences.of([[], [5], [7], [1, 2], [3, 23, 0], [9, 9, 9]])
 
 def network(attention: str = "full", *, dense: bool = False) -> Network:
     torch.manual_seed(0)
-    config = NetworkConfig(layers=3, width=16, heads=2, hidden=32, attention=attention)  # type: ignore[arg-type]
+    config = NetworkConfig(
+        layers=3,
+        width=16,
+        heads=2,
+        hidden=32,
+        attention=attention,  # type: ignore[arg-type]
+        level_embedding=True,
+    )
     text = torch.randn(len(CODES), 5)
     made = Network(config, SIZES, DenseConfig(head=dense, layer=2, hidden=8), text)
     for parameter in made.parameters():  # far from the start, where everything is alike

@@ -84,8 +84,16 @@ def test_isolated_attention_hides_as_many_items_as_are_predicted() -> None:
     assert torch.equal(two[0][:3], two[1][:3])
 
 
+def test_a_wholly_masked_item_tells_its_levels_apart_by_their_embedding() -> None:
+    masked = torch.full((6,), network().mask_token)
+    alike = hidden_states(network(), masked)
+    torch.testing.assert_close(alike, alike[:1].expand_as(alike))
+    items = hidden_states(network(level_embedding=True), masked).view(2, 3, -1)
+    assert torch.pdist(items[0]).min() > 0.1
+
+
 def test_every_parameter_is_saved_and_learns() -> None:
-    model = network().train()
+    model = network(level_embedding=True).train()
     tokens = model.tokens.numbers(CODES).flatten()
     tokens[3] = model.mask_token
     hidden = hidden_states(model, tokens)

@@ -73,6 +73,10 @@ class NetworkConfig(TransformerConfig):
     then its keys and values can be cached exactly."""
     logits: Literal["level", "vocabulary"] = "level"
     """Probabilities run over the level's own codes, or over those of all levels (paper)."""
+    level_embedding: bool = False
+    """Add a learned vector of its level to every token. The paper has one [MASK] and relative
+    positions alone: masked digits then have to learn from their neighbours which level they are,
+    and until then every level is predicted alike."""
 
 
 @dataclass(frozen=True)

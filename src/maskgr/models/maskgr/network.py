@@ -40,6 +40,10 @@ class Network(nn.Module):
         super().__init__()
         self.config, self.dense_config = config, dense or DenseConfig()
         self.tokens = DigitTokens(config.width, sizes, others=1, logits=config.logits)
+        self.level: nn.Embedding | None = None
+        if config.level_embedding:
+            self.level = nn.Embedding(self.n_levels, config.width)
+            nn.init.normal_(self.level.weight, std=0.5)  # tokens have a standard deviation of 1
         self.dropout = Dropout(config.dropout)
         self.encoder = Encoder(config)
         self.text: TextInput | None = None
@@ -115,6 +119,8 @@ class Network(nn.Module):
         With `isolated` attention the history does not see the last `target_items` items. With
         `memories` (one a block), `past` says how many cached tokens precede each group's.
         """
+        if self.level is not None:
+            embedded = embedded + self.level(layout.positions % self.n_levels)
         masks: list[Tensor | None] = [None] * len(layout.groups)
         if self.config.attention == "isolated":
             before = past or [0] * len(layout.groups)
