@@ -16,7 +16,7 @@ from maskgr.studies.runner import Job, Runner
 
 # The published network would take weeks on a laptop. This one has half its layers, a sixth of its
 # hidden entries, and small batches, for which the published learning rate is too high. It is told
-# the level of every digit, which the published one learns in its first thousands of steps.
+# the level of every digit, which the published one has to find out first.
 SMALL = (
     "layers=4",
     "heads=4",
