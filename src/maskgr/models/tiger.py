@@ -419,6 +419,6 @@ Tiger.presets = {
     "tiny": TrainConfig("tiger", TigerConfig(TINY_SIDS, TINY), TINY_FIT),
     # Compact: a history is encoded once, and every item of a sequence is a target.
     "cpu": TrainConfig("tiger", TigerConfig(CPU_SIDS, CPU), CPU_FIT),
-    # About nine hours on two cores.
+    # An estimate: fifteen hours on two cores.
     "published": TrainConfig("tiger", TigerConfig(PUBLISHED_SIDS, PUBLISHED), PUBLISHED_FIT),
 }
