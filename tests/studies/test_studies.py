@@ -216,6 +216,22 @@ def test_presets_of_a_study_are_those_of_its_models() -> None:
         Variant("tiger", "tiger").job(replace(asked, preset="digits"), 0)
 
 
+def test_paper_form_is_asked_with_a_cache_unless_costs_are_measured() -> None:
+    asked = Asked(("beauty",), Path("out"))
+    for name, model, preset, cache in (
+        ("levels", "maskgr-paper", "cpu", "frozen"),
+        ("levels", "maskgr-paper", "published", None),
+        ("levels", "maskgr", "cpu", None),
+        ("steps", "maskgr-paper", "cpu", None),
+    ):
+        study = study_of(name)
+        (way, *_) = study.ways(model, 4)
+        measure = study.measure_of(way, model, replace(asked, preset=preset))
+        assert measure.decoding.get("cache") == cache, (name, model, preset)
+    *_, quick = study_of("steps").ways("maskgr-paper", 4)
+    assert (quick.key, quick.changes["decoding"]["cache"]) == ("cached", "frozen")
+
+
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "recipe"])
 @pytest.mark.parametrize("preset", ["cpu", "published"])
 def test_every_variant_is_a_training_of_its_own(name: str, preset: str) -> None:

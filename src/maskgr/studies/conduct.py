@@ -81,7 +81,8 @@ class _Table:
         levels = model.levels if isinstance(model, Decodes) else 0
         own = self.found.setdefault((runner, variant.name), {})
         for place, way in enumerate(self.study.ways(job.model, levels)):
-            scores = runner.measure(run, self.study.measure_of(way, self.asked))
+            measure = self.study.measure_of(way, job.model, self.asked)
+            scores = runner.measure(run, measure)
             own.setdefault(place, (way, {}))[1][job.seed] = scores
 
     def findings(self) -> Findings:
