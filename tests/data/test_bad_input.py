@@ -584,3 +584,24 @@ def test_raises_when_an_array_is_none_that_can_be_read(shop: Path) -> None:
     np.savez(shop / "several", a=np.ones(3))
     (shop / "several.npz").rename(file)
     assert message(shop).startswith(f"cannot read {file}: ")
+
+
+@pytest.mark.parametrize(
+    ("time", "dtype", "year"),
+    [
+        (253_402_300_800_000_000, pl.Datetime("us"), "10000"),
+        (2**62, pl.Datetime("ms", "Europe/Berlin"), "146140482"),
+        (2**31 - 1, pl.Date, "5881581"),
+    ],
+)
+def test_dates_that_python_does_not_have_are_refused_with_their_year(
+    shop: Path, time: int, dtype: Any, year: str
+) -> None:
+    (shop / "interactions.csv").unlink()
+    frame = pl.read_csv(GOOD.encode()).with_columns(
+        timestamp=pl.Series([20_000, time, 20_000, 20_000]).cast(
+            pl.Int32 if dtype == pl.Date else pl.Int64
+        )
+    )
+    frame.with_columns(pl.col("timestamp").cast(dtype)).write_parquet(shop / "interactions.parquet")
+    assert f"(first: row 2, about the year {year})" in message(shop)

@@ -32,6 +32,8 @@ EPOCH_UNITS = (
     ("nanoseconds", 1e17, 1e20, 1e-6),
 )
 EARLIEST, LATEST = -2_208_988_800_000, 7_258_118_400_000  # milliseconds: the years 1900 to 2199
+EARLIEST_SHOWN, LATEST_SHOWN = -62_135_000_000_000, 253_402_000_000_000  # the years 1 to 9999
+MILLISECONDS_A_YEAR = 31_556_952_000
 FIX = "give epoch numbers or ISO 8601 times such as 2024-05-01T12:30:00Z"
 
 
@@ -61,11 +63,20 @@ def read_timestamps(column: pl.Series, name: str, report: Report) -> tuple[pl.Se
         row = int(absurd.arg_max() or 0)
         report(
             f"{name} has {count(int(absurd.sum()), 'row')} whose {column.name} is not between the "
-            f"years 1900 and 2199 (first: row {row + 1}, {column[row]!r})",
+            f"years 1900 and 2199 (first: row {row + 1}, {_shown(column, time, row)})",
             "correct or remove the rows",
         )
         order, time = _without(order, absurd), _without(time, absurd)
     return order.alias("order"), time.alias("time")
+
+
+def _shown(column: pl.Series, time: pl.Series, row: int) -> str:
+    """A timestamp for people. Python has no dates before the year 1 and after 9999: their year is
+    told from the `time` in milliseconds."""
+    milliseconds = time.to_physical()[row]
+    if column.dtype.is_temporal() and not EARLIEST_SHOWN < milliseconds < LATEST_SHOWN:
+        return f"about the year {1970 + milliseconds / MILLISECONDS_A_YEAR:.0f}"
+    return repr(column[row])
 
 
 def _report_unreadable(
