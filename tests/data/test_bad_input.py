@@ -605,3 +605,11 @@ def test_dates_that_python_does_not_have_are_refused_with_their_year(
     )
     frame.with_columns(pl.col("timestamp").cast(dtype)).write_parquet(shop / "interactions.parquet")
     assert f"(first: row 2, about the year {year})" in message(shop)
+
+
+def test_durations_longer_than_python_has_are_refused(shop: Path) -> None:
+    (shop / "interactions.csv").unlink()
+    long = pl.Series([2**62] * 4).cast(pl.Duration("ms"))
+    frame = pl.read_csv(GOOD.encode()).with_columns(timestamp=long)
+    frame.write_parquet(shop / "interactions.parquet")
+    assert "cannot be read (first: row 1, a duration)" in message(shop)

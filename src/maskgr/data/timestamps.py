@@ -85,9 +85,11 @@ def _report_unreadable(
     bad = order.is_null()
     if bad.any():
         row = int(bad.arg_max() or 0)
+        # Long durations are beyond Python's.
+        shown = "a duration" if isinstance(column.dtype, pl.Duration) else repr(column[row])
         report(
             f"{name} has {count(int(bad.sum()), 'row')} whose {column.name} cannot be read "
-            f"(first: row {row + 1}, {column[row]!r})",
+            f"(first: row {row + 1}, {shown})",
             fix,
         )
 
